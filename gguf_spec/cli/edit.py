@@ -187,6 +187,12 @@ class _Change:
     new: str | None
 
     @property
+    def is_unchanged(self) -> bool:
+        """Whether a model wrote the old text again, and nothing else is to be written."""
+        is_same = self.result.text == self.source.text == (self.new or self.source.text)
+        return is_same and self.result.way != "code"
+
+    @property
     def is_refused(self) -> bool:
         return self.new is not None and bool(self.result.refused)
 
@@ -334,9 +340,12 @@ def _may_ask(options: dict[str, Any]) -> bool:
 def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
     """Write what is wanted, of all files or of none; return the exit code."""
     output, code = options["output"], 0
+    is_unchanged = all(one.is_unchanged for one in done)
     if str(output) == "-":
         click.echo(done[0].source.encoded(done[0].result.text), nl=False)
-        return 0
+        if is_unchanged:
+            click.echo(_unchanged(done[0].result), err=True)
+        return int(is_unchanged)
     if options["yes"] and not output and not options["force"] and any(o.is_refused for o in done):
         names = "-".join(one.source.path.name for one in done)
         kept = Undo().keep_patch(names, b"".join(one.changes for one in done))
@@ -355,14 +364,16 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
             for one in done
         ]
         print_json(facts[0] if len(facts) == 1 else {"files": facts})
-        return code
+        return code or int(is_unchanged)
     for one in done:
         if one in written:
             _say_written(one.source, output)
+            if is_unchanged:  # a copy
+                click.echo(_unchanged(one.result), err=True)
         elif not code:
             can_write = not (options["diff_only"] or _may_ask(options))
             _say_why_not(one.source, one.result, can_write=can_write)
-    return code
+    return code or int(is_unchanged)
 
 
 def _written(done: list[_Change], output: Path | None) -> list[_Change]:
@@ -409,12 +420,17 @@ def _no_undo() -> str:
 
 def _say_why_not(source: TextFile, result: Edit, *, can_write: bool) -> None:
     if result.text == source.text:
-        who = "The instruction" if result.way == "code" else "The model"
-        what = "nothing that may change" if result.hunks else "nothing"
-        click.echo(f"{who} changed {what}; nothing was written.", err=True)
+        click.echo(f"{_unchanged(result)} Nothing was written.", err=True)
         return
     more = "; --yes writes the changes." if can_write and not result.refused else "."
     click.echo(f"Nothing was written{more}", err=True)
+
+
+def _unchanged(result: Edit) -> str:
+    what = "nothing that may change" if result.hunks else "nothing"
+    if result.way == "code":
+        return f"The instruction changed {what}."
+    return f"The model changed {what}; use a clearer instruction or a larger model."
 
 
 def _short(path: Path) -> Path:

@@ -19,7 +19,8 @@ from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, Prom
 from ..options import Sampling
 from ..results import Completion, Stats
 from .by_code import CodeEdit, edit_by_code
-from .evidence import doubtful_places, without_look_alikes
+from .doubts import doubts
+from .evidence import likely_block, without_look_alikes
 from .hunks import (
     Hunk,
     apply,
@@ -27,7 +28,6 @@ from .hunks import (
     counted_noun,
     hunks_between,
     no_longer_valid,
-    objections,
     patch,
     split_lines,
     with_old_spelling,
@@ -164,6 +164,10 @@ class EditPlan:
 
     def _written_part(self) -> Part | None:
         scope = self.reading.scope
+        if self.by_code is not None:
+            return None
+        if not scope and (block := likely_block(self.reading)):
+            scope = (block,)
         if not scope:
             return None
         start, end = min(one.start for one in scope), max(one.end for one in scope)
@@ -213,15 +217,14 @@ class EditPlan:
             if not self._is_whole(new):
                 new = [*self.lines[:start], *_indented_as(old, new), *self.lines[end:]]
                 written = "part"
-        new = with_old_spelling(self.lines, new, self._instruction)
+        new = with_old_spelling(self.lines, new, self._instruction, self._name)
         inside, outside = list[Hunk](), list[Hunk]()
         for hunk in hunks_between(self.lines, new):
             is_new = written == "part" and self._beside and not hunk.old  # beside its blank lines
             (inside if is_new or self._may_change(hunk) else outside).append(hunk)
         named = without_look_alikes(inside, self.reading)
         outside += [one for one in inside if one not in named]
-        refused = objections(named, self.reading) + doubtful_places(named, self.reading)
-        return self._edit(named, outside, refused, written, completion)
+        return self._edit(named, outside, doubts(named, self.reading), written, completion)
 
     def _with_old(self, old: list[str], new: list[str]) -> list[str]:
         """Return a part with new lines before or after it; the part in an answer is left out."""

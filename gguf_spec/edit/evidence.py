@@ -13,8 +13,10 @@ import re
 from collections.abc import Collection, Sequence
 
 from .by_code import KEYED
-from .hunks import PLURAL, Hunk, change_of, is_move, is_table
+from .hunks import MOVES, WORDING, Hunk, change_of, is_move, is_of_several, is_table
 from .instruction import Reading
+from .parts import Part
+from .structure import PROSE, cells_of, tables_of
 
 _NEAR = 2  # lines beside a change, blank ones not counted
 _NEAR_WORD, _SMALL = 3, 60  # lines beside a word, of a part with it
@@ -22,8 +24,7 @@ _LIKE, _MOST_READ = 0.75, 300  # share of a line that is in another, characters 
 _FEW = 4  # letters that two forms of a word share
 _MOST_ALIKE = 50  # places of the same change, of which one alone may be named
 _MANY = 1000  # lines of a text whose lines are compared with each other
-_PROSE = {".md", ".txt", ".rst", ""}
-_COMMON = frozenset({
+COMMON = frozenset({
     "a", "about", "above", "add", "added", "adding", "after", "again", "all", "also", "an", "and",
     "any", "anything", "are", "as", "at", "back", "be", "because", "been", "before", "behind",
     "below", "both", "but", "by", "call", "called", "can", "cannot", "change", "changed", "could",
@@ -37,9 +38,10 @@ _COMMON = frozenset({
     "while", "who", "will", "with", "without", "would", "write", "you", "your",
 })  # fmt: skip
 _VALUE = re.compile(
-    r"(?<!\w)[rbf]{0,2}(?:\"[^\"]*\"|'[^']*')(?!\s*:)"
+    r"\b\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b|(?<!\w)[rbf]{0,2}(?:\"[^\"]*\"|'[^']*')(?!\s*:)"
     r"|#[0-9a-fA-F]{3,8}\b|(?<![\w.])\.?\d[\w.%:/]*"
 )
+_LISTED = {*"-*+|0123456789 \t"}
 _TOKEN = r"\w+|[^\w\s]"
 _OTHERS = r"\b(?:except|besides|excluding|(?:other|rather)\s+than|apart\s+from|all\s+but)\b"
 _ONLY = re.compile(
@@ -48,10 +50,75 @@ _ONLY = re.compile(
 )
 
 
+_LONG = 60  # lines of a text that is not written whole, if the words name one of its blocks
+_BLOCKS = {"heading", "section", "key", "item"}
+_OF_TABLE = re.compile(r"(?i)\b(?:tables?|rows?|columns?|cells?)\b")
+_NEW_BLOCK = re.compile(
+    r"(?i)\b(?:add|insert|append|write|put)\b[^.;]{0,40}\b(?:sections?|headings?|chapters?|paragraphs?|tables?|"
+    r"title|introduction|summary|top|end|bottom|beginning|start)\b"
+)
+_WHERE = re.compile(
+    r"(?i)\b(?:in|into|to|within|under|from|inside)\s+(?:the\s+)?(?P<where>[^,;.]+)"
+)
+_STRUCTURE = frozenset({
+    "table", "tables", "row", "rows", "column", "columns", "cell", "cells", "list", "lists", "item",
+    "items", "section", "entry", "key", "heading", "chapter", "box", "boxes",
+})  # fmt: skip
+
+
+def likely_block(reading: Reading) -> Part | None:
+    """Return the table, section or entry of a long text that alone has the words of an instruction.
+
+    None, where that is not certain: the place of the change must be in it.
+    """
+    instruction, lines, suffix = reading.instruction, reading.lines, reading.suffix
+    is_new = _NEW_BLOCK.search(
+        re.sub(r"(?i)\b(?:to|in|into|of)\s+the\s+(?:table|section)\b", " ", instruction)
+    )
+    is_free = reading.is_everywhere or MOVES.search(instruction) or WORDING.search(instruction)
+    if len(lines) < _LONG or reading.scope or is_new or is_free:
+        return None
+    tables = [Part("", "lines", one.start, one.end) for one in tables_of(lines, suffix)]
+    if suffix not in PROSE:
+        tables = []
+    blocks = tables if tables and _OF_TABLE.search(instruction) else [
+        *tables, *(one for one in reading.parts if one.kind in _BLOCKS and one.end - one.start > 2)
+    ]  # fmt: skip
+    texts = [
+        words_of("\n".join([*_titles(one, reading), *lines[one.start : one.end]])) for one in blocks
+    ]
+    whole = words_of("\n".join(lines))
+    where = _WHERE.findall(instruction)
+    for asked in (words_of(" ".join(where)), words_of(instruction)):
+        words = {one for one in asked - COMMON - _STRUCTURE if not one[0].isdigit()}
+        found = shared(words, whole)
+        fitting = [
+            one for one, text in zip(blocks, texts, strict=True) if shared(found, text) == found
+        ]
+        if found and fitting:
+            best = min(fitting, key=lambda one: one.end - one.start)
+            inner = all(one == best or one.holds(best) or _same(one, best) for one in fitting)
+            is_certain = len(found) > 1 or shared(
+                found, words_of(" ".join([*_titles(best, reading), lines[best.start]]))
+            )
+            return best if inner and is_certain else None
+    return blocks[0] if len(blocks) == 1 and tables else None
+
+
+def _same(one: Part, other: Part) -> bool:
+    return (one.start, one.end) == (other.start, other.end)
+
+
+def _titles(part: Part, reading: Reading) -> list[str]:
+    around = [one for one in reading.parts if one.kind in _BLOCKS and one.holds(part)]
+    inner = max(around, key=lambda one: one.start, default=None)
+    return [inner.name] if inner else []
+
+
 def without_look_alikes(hunks: Sequence[Hunk], reading: Reading) -> list[Hunk]:
     """Return changes, and of those that are the same the one whose place alone is named."""
-    kept, is_of_several = [*hunks], bool(PLURAL.search(reading.instruction))
-    if reading.scope or reading.is_everywhere or is_of_several or len(reading.lines) > _MANY:
+    kept, is_plural = [*hunks], is_of_several(reading.instruction)
+    if reading.scope or reading.is_everywhere or is_plural or len(reading.lines) > _MANY:
         return kept
     places = _Places(reading)
     same_as: dict[object, list[Hunk]] = {}
@@ -93,11 +160,14 @@ class _Places:
 
     def __init__(self, reading: Reading) -> None:
         self._reading, self._lines = reading, reading.lines
-        self._is_of_several = bool(PLURAL.search(reading.instruction))
-        self._is_prose = reading.suffix in _PROSE
-        self._asked = _words(reading.instruction) - _COMMON
+        self._is_of_several = is_of_several(reading.instruction)
+        self._is_prose = reading.suffix in PROSE
+        self._asked = words_of(reading.instruction) - COMMON
         only = _ONLY.search(reading.instruction)
         self._only = (only["behind"] or only["before"]).strip() if only else ""
+        self._tables = tables_of(self._lines, reading.suffix)
+        # Words that the text has: they may say where; the others are what is to be written.
+        self._places = shared(self._asked, words_of("\n".join(self._lines)))
 
     def far_away(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection if words of the instruction stand in one line, and no change is near.
@@ -107,13 +177,15 @@ class _Places:
         reading = self._reading
         if reading.scope or self._is_prose:
             return []
-        words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", reading.instruction.lower())) - _COMMON
+        words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", reading.instruction.lower())) - COMMON
         words -= {*"0123456789"}  # most often a value
         places: dict[str, set[int]] = {}
         for i, line in enumerate(self._lines):
             for word in words & set(re.findall(r"\w+", line.lower())):
                 places.setdefault(word, set()).add(i)
         rare = {word: min(at) for word, at in places.items() if len(at) == 1}
+        heads = {one.start for one in self._tables}  # the name of a column is not beside its cells
+        rare = {word: i for word, i in rare.items() if i not in heads}
         n_near = 0 if is_table(reading.name) else _NEAR_WORD
         for i in rare.values():
             around = [one for one in reading.parts if one.start <= i < one.end]
@@ -140,9 +212,17 @@ class _Places:
         if block and not self._is_prose:
             first, last = max(first, block.start), min(last, max(block.end, end))
         heads = [self._lines[one.start] for one in around]
+        heads += [self._lines[one.start] for one in self._tables if one.start < start <= one.end]
+        heads += self._introduced(start) if self._is_prose else []
         names = [".".join(one.path) for one in around]
         near = [self._lines[i] for i in range(first, last) if i not in changed or start <= i < end]
-        return _shared(self._asked, _words("\n".join([*near, *heads, *names])))
+        return shared(self._asked, words_of("\n".join([*near, *heads, *names])))
+
+    def _introduced(self, at: int) -> list[str]:
+        """Return the line above a list or a table that a line is in or behind."""
+        while at > 0 and (self._lines[at - 1][:1] in _LISTED or not self._lines[at - 1].strip()):
+            at -= 1
+        return self._lines[at - 1 : at] if at else []
 
     def _beside(self, at: int, step: int) -> int:
         n = 0
@@ -164,30 +244,40 @@ class _Places:
     def _doubt_about(self, hunk: Hunk, changed: Collection[int]) -> str:
         here = self.named_at(hunk.start, hunk.end)
         own = self.named_at(hunk.start, hunk.end, range(len(self._lines)))
-        if not self._is_of_several and not (own if hunk.old else here):
+        is_free = not any(map(str.strip, hunk.old)) and not self._places
+        if not self._is_of_several and not is_free and not (own if hunk.old else here):
             return f"nothing in line {hunk.start + 1} or beside it was named"
-        only = _words(self._only) - _COMMON
+        only = words_of(self._only) - COMMON
         if only and not only & here:
             return f"line {hunk.start + 1} is not {self._only}"
         for i in range(hunk.start, hunk.end):
             for j in {*_look_alikes(self._lines, i, hunk), *self._named_alike(i)}:
-                if j not in changed and not here - self.named_at(j, j + 1, changed):
+                if (
+                    j not in changed
+                    and not self._is_exactly(i, j)
+                    and not here - self.named_at(j, j + 1, changed)
+                ):
                     return f"line {j + 1} is like line {i + 1}, and which one is meant is not clear"
         return ""
 
+    def _is_exactly(self, at: int, other: int) -> bool:
+        """Return whether a row has a word of the instruction that another one has not as it is."""
+        own, others = (words_of(self._lines[i]) for i in (at, other))
+        return is_table(self._reading.name) and bool((self._asked & own) - others)
+
     def _named_alike(self, at: int) -> list[int]:
         """Return the lines with a value that have the words of the instruction that a line has."""
-        own = _shared(self._asked, _words(self._lines[at]))
+        own = shared(self._asked, words_of(self._lines[at]))
         if not own or not _VALUE.search(self._lines[at]):
             return []
         others = (i for i, line in enumerate(self._lines) if i != at and _VALUE.search(line))
-        return [i for i in others if own <= _shared(self._asked, _words(self._lines[i]))]
+        return [i for i in others if own <= shared(self._asked, words_of(self._lines[i]))]
 
     def lost_for_new_ones(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection to a line that was not named, and gave way where lines were added."""
         for hunk in hunks:
             for i, line in enumerate(hunk.old if len(hunk.new) > len(hunk.old) else (), hunk.start):
-                is_named = not line.strip() or _shared(self._asked, _words(line))
+                is_named = not line.strip() or shared(self._asked, words_of(line))
                 if not is_named and not _has_like(line, hunk.new):
                     return [f"line {i + 1}, which was not named, gave way to others"]
         return []
@@ -198,12 +288,12 @@ class _Places:
         In a file of settings a lone change needs one, too: else another setting may be meant.
         """
         scope, is_settings = self._reading.scope, self._reading.suffix in KEYED
-        own = {word for part in scope for word in _words(".".join(part.path))}
+        own = {word for part in scope for word in words_of(".".join(part.path))}
         heads = {part.start for part in scope}
         is_checked = not self._is_of_several and (len(hunks) > 1 or is_settings)
         for hunk in hunks if is_checked else ():
             asked = self._asked if heads & {*range(hunk.start, hunk.end)} else self._asked - own
-            if not _shared(asked, _words("\n".join([*hunk.old, *hunk.new]))):
+            if not shared(asked, words_of("\n".join([*hunk.old, *hunk.new]))):
                 n = "" if len(hunks) == 1 else f"{len(hunks)} places are changed, and "
                 return [f"{n}what line {hunk.start + 1} says was not named"]
         return []
@@ -213,15 +303,16 @@ class _Places:
         for hunk in hunks:
             pairs = zip(hunk.old, hunk.new, strict=False) if len(hunk.old) == len(hunk.new) else ()
             for i, pair in enumerate(pairs, hunk.start + 1):
-                if value := self._one_of_values(*pair):
+                if value := self._one_of_values(*pair, i - 1):
                     return [f"{value} in line {i} is one of several values, and was not named"]
         return []
 
-    def _one_of_values(self, old: str, new: str) -> str:
+    def _one_of_values(self, old: str, new: str, at: int) -> str:
         """Return the value in a line that gave way to another, while one of its kind stays.
 
         Nothing, if the instruction has the value, or the word before it.
         """
+        old, new = (re.sub(r"\"{2,3}|'{2,3}", " ", line) for line in (old, new))  # no values
         before, after = _VALUE.findall(old), _VALUE.findall(new)
         is_same = _VALUE.sub("", old) == _VALUE.sub("", new) and len(before) == len(after)
         gone = [i for i, (one, to) in enumerate(zip(before, after, strict=False)) if one != to]
@@ -229,36 +320,72 @@ class _Places:
             return ""
         value = before[gone[0]]
         label = re.search(r"([\w-]+)\s*[=:]\s*$", old[: [*_VALUE.finditer(old)][gone[0]].start()])
-        is_named = value.strip("\"'") in self._reading.instruction
-        if is_named or (label and _shared(self._asked, _words(label[1]))):
+        column = self._changed_column(old, new, at)
+        said = {value.strip("\"'"), *([after[gone[0]].strip("\"'")] if column else ())}
+        is_named = any(one in self._reading.instruction for one in said)
+        label_words = words_of(f"{label[1] if label else ''} {column}")
+        if is_named or shared(self._asked, label_words):
             return ""
         kinds = [_form(one) if one[0] != "#" else "#" for one in before]
         return value if kinds.count(kinds[gone[0]]) > 1 else ""
 
+    def _changed_column(self, old: str, new: str, at: int) -> str:
+        """Return the name of the column of a table in which one cell of a row changed."""
+        suffix = self._reading.suffix
+        for table in self._tables:
+            if table.start < at < table.end:
+                before, after = cells_of(old, suffix), cells_of(new, suffix)
+                cells = zip(table.columns, before, after, strict=False)
+                changed = [column for column, one, other in cells if one != other]
+                return changed[0] if len(changed) == 1 else ""
+        return ""
+
 
 def _has_like(line: str, others: Sequence[str]) -> bool:
     """Return whether another line has all words of a line, or most of its letters."""
-    words, letters = _words(line), line.strip()[:_MOST_READ]
+    words, letters = words_of(line), line.strip()[:_MOST_READ]
     return any(
-        (words and words <= _words(one))
+        (words and words <= words_of(one))
         or difflib.SequenceMatcher(None, letters, one.strip()[:_MOST_READ]).ratio() >= _LIKE
         for one in others[:_MOST_READ]
     )
 
 
-def _words(text: str) -> set[str]:
+# Scripts without blanks between words; a word is every two letters, or three of those of sounds.
+_UNSPACED = re.compile(
+    r"[\u3400-\u9fff\uf900-\ufaff\u3040-\u30ff\u3005\U00020000-\U0003ffff]+"
+    r"|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]+"
+)
+_SYLLABLES = re.compile(r"[\u3040-\u309f]+")  # most often endings
+_COMMON_PAIRS = frozenset({
+    "一个", "这个", "那个", "改成", "改为", "添加", "增加", "删除", "修改", "请把",
+    "请将", "需要", "应该", "文件", "一行", "追加", "変更", "修正", "削除", "してく",
+})  # fmt: skip
+
+
+def words_of(text: str) -> set[str]:
     """Return the words of a text, and those inside of names such as `maxSize`, in lower case."""
+    unspaced = _UNSPACED.findall(text)
+    text = _UNSPACED.sub(" ", text) if unspaced else text
     text = f"{re.sub(r'(?<=[a-z])-(?=[a-z])', '', text)} {text}"
     apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
     found = re.findall(r"[^\W\d_]+|\d[\d.]*", f"{text} {apart}".lower())
-    return {one.rstrip(".") for one in found}
+    return {one.rstrip(".") for one in found} | {
+        word for run in unspaced for word in _pieces_of(run)
+    }
+
+
+def _pieces_of(run: str) -> set[str]:
+    n = 2 if run[0] >= "\u3000" else 3
+    pieces = {run[i : i + n] for i in range(max(1, len(run) - n + 1))}
+    return {one for one in pieces if not _SYLLABLES.fullmatch(one)} - _COMMON_PAIRS
 
 
 def _stem(word: str) -> str:
     return re.sub(r"(?:ings?|ers?|ed|es|s|e|ies|y)$", "", word) if len(word) > _FEW else word
 
 
-def _shared(asked: Collection[str], words: Collection[str]) -> set[str]:
+def shared(asked: Collection[str], words: Collection[str]) -> set[str]:
     stems = {_stem(one) for one in words}
     return {
         one

@@ -5,25 +5,22 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
-import itertools
-import json
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import PurePath
 from typing import Any
 
 from .instruction import Reading
 from .parts import UNREADABLE, Part, parts_of, symbol_tables
+from .structure import PROSE, changed_runs, data_kind, doubled_key, table_row, tree_of
 
 # a change that removes more than this share of the lines is asked about
 _MOST_REMOVED = 0.2
 _N_CONTEXT = 3
-_MANY = 500  # lines
+_MANY = 500  # words
 _N_NEAR = 100  # lines
 _MOST_READ = 300  # characters of a line that is compared with others
 
@@ -66,31 +63,7 @@ def split_lines(text: str) -> list[str]:
 
 def hunks_between(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
     """Return the changes that lead from old lines to new ones."""
-    return [Hunk(i, tuple(old[i:j]), tuple(new[k:m])) for i, j, k, m in _changes(old, new)]
-
-
-def _changes(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int, int]]:
-    """Return start and end in old and new lines of each change."""
-    n, most = 0, min(len(old), len(new))
-    while n < most and old[n] == new[n]:
-        n += 1
-    n_end = 0
-    while n_end < most - n and old[-1 - n_end] == new[-1 - n_end]:
-        n_end += 1
-    old, new = old[n : len(old) - n_end], new[n : len(new) - n_end]
-    # With hundreds of lines, those that stand at many places are not compared with each other.
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=len(new) > _MANY)
-    found = []
-    for tag, i, j, k, m in matcher.get_opcodes():
-        if tag == "replace" and j - i == m - k:
-            differs = [one != other for one, other in zip(old[i:j], new[k:m], strict=True)]
-            for is_change, run in itertools.groupby(range(j - i), differs.__getitem__):
-                at = list(run)
-                if is_change:
-                    found.append((i + at[0], i + at[-1] + 1, k + at[0], k + at[-1] + 1))
-        elif tag != "equal":
-            found.append((i, j, k, m))
-    return [(n + i, n + j, n + k, n + m) for i, j, k, m in found]
+    return [Hunk(i, tuple(old[i:j]), tuple(new[k:m])) for i, j, k, m in changed_runs(old, new)]
 
 
 def apply(lines: Sequence[str], hunks: Iterable[Hunk]) -> list[str]:
@@ -101,17 +74,23 @@ def apply(lines: Sequence[str], hunks: Iterable[Hunk]) -> list[str]:
     return [*new, *lines[at:]]
 
 
-def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) -> list[str]:
+def with_old_spelling(
+    old: Sequence[str], new: Sequence[str], instruction: str, name: str = ""
+) -> list[str]:
     """Return new lines, with the old blanks and quotes in lines that are otherwise the same.
 
-    Models drop blanks at the end of a line, and write blanks for tabs, and straight quotes for
-    typographic ones.
+    Models drop blanks at the end of a line, and write blanks for tabs, straight quotes for
+    typographic ones, and other blanks in the rows of a table.
     """
-    spelling = r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b"
+    spelling = (
+        r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing|align\w*|"
+        r"re-?format\w*|padd\w+)\b"
+    )
     if re.search(spelling, instruction):
         return list(new)
-    result, at = list[str](), 0
-    for i, j, k, m in _changes([_plain(one) for one in old], [_plain(one) for one in new]):
+    result, at, is_prose = list[str](), 0, PurePath(name).suffix.lower() in PROSE
+    plain = ([_plain(one, is_prose=is_prose) for one in lines] for lines in (old, new))
+    for i, j, k, m in changed_runs(*plain):
         result += [*old[at:i], *new[k:m]]
         at = j
     result += old[at:]
@@ -125,11 +104,13 @@ def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) 
     return result
 
 
-def _plain(line: str) -> str:
+def _plain(line: str, *, is_prose: bool) -> str:
     line = line.rstrip().translate(
         {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " ", 0x2013: "-", 0x2014: "-"}
     )
     body = line.lstrip()
+    if is_prose and body[:1] == "|" == body[-1:]:
+        return table_row(body)
     indent = line[: len(line) - len(body)]
     return indent.replace("\t", "    ") + body
 
@@ -137,24 +118,30 @@ def _plain(line: str) -> str:
 # ---- what speaks against writing them
 
 
-def objections(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
-    """Return why a change is not written without a question; nothing if it can be."""
+def objections(hunks: Sequence[Hunk], bare: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return why a change is not written without a question; nothing if it can be.
+
+    Args:
+        bare: The changes without those of commas and blanks that others beside them decide.
+    """
     old, instruction, found = reading.lines, reading.instruction, list[str]()
     new = apply(old, hunks)
+    is_data = has_entries(reading)  # whose lost entries and comments are found by its tree
     moved = {line.strip() for hunk in hunks for line in hunk.new}
-    lost = (line for hunk in hunks for line in _lost(hunk, is_named=bool(reading.scope)))
+    lost = (line for hunk in bare for line in _lost(hunk, is_named=bool(reading.scope)))
     removed = [line for line in lost if line.strip() not in moved]
-    is_removal = bool(_REMOVES.search(instruction))
-    n_old, n_gone = len(old), sum(len(one.old) - len(one.new) for one in hunks)
+    is_removal = bool(REMOVES.search(instruction))
+    n_old, n_gone = len(old), sum(len(one.old) - len(one.new) for one in bare)
     if n_gone > max(3, _MOST_REMOVED * n_old):
         found.append(f"{n_gone:,} of {n_old:,} lines are gone")
     is_small_removal = is_removal and n_gone < _MOST_REMOVED * n_old
-    loses_end = any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
+    loses_end = any(one.end == n_old and len(one.old) > len(one.new) for one in bare)
     if n_old > 5 and not is_small_removal and loses_end:
         found.append("the end of the text is gone")
-    if not is_removal and removed:
+    is_reworded = WORDING.search(instruction) and n_gone <= 0
+    if not (is_removal or is_data or is_reworded) and removed:
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
-    if _ADDS.match(instruction) and hunks and n_gone >= 0:
+    if ADDS.match(instruction) and hunks and n_gone >= 0 and not any(map(extends, bare)):
         found.append("no line was added")
     if hunks and not any(line.strip() for hunk in hunks for line in (*hunk.old, *hunk.new)):
         found += [] if _BLANK.search(instruction) else ["only empty lines are changed"]
@@ -163,27 +150,55 @@ def objections(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     gone = (text for text in beside if text in text_before and text not in text_after)
     found += [f"{text} is gone" for text in gone]
     found += _not_added(hunks, instruction)
-    found += _names_gone(reading, new)
-    found += _too_many_places(hunks, reading)
+    found += [] if is_data else _names_gone(reading, new)
+    found += _too_many_places(bare, reading)
     return found + no_longer_valid(old, new, reading.name)
 
 
-_REMOVES = re.compile(
-    r"(?i)\b(remove|delete|drop|strip|shorten|simplif\w+|merge|inline|dedup\w*|clean\w*|get rid|"
-    r"replace|rewrite|convert|unused)\b"
+def extends(hunk: Hunk) -> bool:
+    """Return whether every old line has all its words in a new one, in their order, and more."""
+    return bool(hunk.old and hunk.new != hunk.old) and all(
+        any(_is_longer(line, one) for one in hunk.new) for line in hunk.old if line.strip()
+    )
+
+
+def _is_longer(line: str, other: str) -> bool:
+    words = iter(re.findall(r"\w+|[^\w\s,;]", other[:_MOST_READ]))
+    return all(one in words for one in re.findall(r"\w+|[^\w\s,;]", line[:_MOST_READ]))
+
+
+REMOVES = re.compile(
+    r"(?i)\b(?:remove|delete|drop|strip|shorten|simplif\w+|merge|inline|dedup\w*|clean\w*|get rid|"
+    r"replace|rewrite|convert|unused|take out|leave out|cut)\b|删|刪|移除|去掉|削除|取り除|ลบ"
 )
-_ADDS = re.compile(
+ADDS = re.compile(
     r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:(?:new|missing|second|third)\s+)?"
     r"(?:function|method|class|key|entry|section|rule|target|script|step|job|service|server|model|"
     r"source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|"
     r"property|option|setting)s?\b"
 )
 _BLANK = re.compile(r"(?i)\b(?:blank|empty|lines?|spac\w+|whitespace|format\w*)\b")
-PLURAL = re.compile(
+_PLURAL = re.compile(
     r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|"
     r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"
     r"imports|rows|everything)\b"
 )
+_OWN_NAME = re.compile(
+    r"(?i)`[^`]*`|\"[^\"]*\"|(?<!\w)'[^']*'|“[^”]*”|\b(?:method|function|class|key|column|field|"
+    r"property|variable|parameter|argument|option|setting)\s+(?:called\s+|named\s+)?\w+"
+)
+
+
+WORDING = re.compile(
+    r"(?i)\b(?:spell\w*|misspell\w*|grammar|grammatic\w*|typos?|wording|punctuation|proof-?read\w*|"
+    r"mistakes?|style|tone|polite\w*|formal\w*|rephras\w*|reword\w*|translat\w*|language|orthograph\w*|"
+    r"rechtschreib\w*|tippfehler)\b|错别字|拼写|错字|翻译|誤字|脱字"
+)
+
+
+def is_of_several(instruction: str) -> bool:
+    """Return whether an instruction speaks of several things; a name such as `items` is one."""
+    return bool(_PLURAL.search(_OWN_NAME.sub(" ", instruction)))
 
 
 # What is added by name: "a script typecheck after lint", "a model called tiny".
@@ -278,18 +293,21 @@ def _too_many_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         return []
     changes = [change_of(one) for one in hunks]
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
-    if is_table(reading.name) and n_rows > 1 and not PLURAL.search(instruction):
+    if is_table(reading.name) and n_rows > 1 and not is_of_several(instruction):
         return [f"{n_rows} rows are changed"]
-    if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
+    is_many = bool(ADDS.match(instruction) or WORDING.search(instruction))
+    if len(set(changes)) < len(changes) and not is_many:
         n = max(changes.count(one) for one in changes)
         return [f"the same change is made at {n} places"]
     places = {_outer(one, reading.parts) for one in hunks}
-    if len(places) > 1 and not PLURAL.search(instruction):
+    if len(places) > 1 and not is_of_several(instruction):
         return [f"{len(places)} places are changed"]
     return []
 
 
-_MOVES = re.compile(r"(?i)\b(?:move|swap|reorder|sort|order|exchange|put)\b")
+MOVES = re.compile(
+    r"(?i)\b(?:move|swap|reorder|sort|order|exchange|put)\b|移动|移到|移動|交换|排序|並べ|入れ替"
+)
 
 
 def is_move(hunks: Sequence[Hunk], instruction: str) -> bool:
@@ -298,7 +316,7 @@ def is_move(hunks: Sequence[Hunk], instruction: str) -> bool:
         sorted(line.rstrip(" ,;") for one in hunks for line in getattr(one, which) if line.strip())
         for which in ("old", "new")
     )
-    return old == new and bool(_MOVES.search(instruction))
+    return old == new and bool(MOVES.search(instruction))
 
 
 def change_of(hunk: Hunk) -> tuple[str, ...]:
@@ -306,7 +324,9 @@ def change_of(hunk: Hunk) -> tuple[str, ...]:
     old, new = (
         re.findall(r"\w+|[^\w\s]", "\n".join(lines))[:_MANY] for lines in (hunk.old, hunk.new)
     )
-    return tuple(f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in _changes(old, new))
+    return tuple(
+        f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in changed_runs(old, new)
+    )
 
 
 def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:
@@ -314,16 +334,11 @@ def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:
     return min(around, key=lambda one: one.end - one.start) if around else hunk.start
 
 
-_LANGUAGES = {
-    ".py": "Python", ".pyi": "Python", ".json": "JSON", ".yaml": "YAML", ".yml": "YAML",
-    ".toml": "TOML",
-}  # fmt: skip
-
-
 def language(name: str) -> str:
     """Return the language of a file that a parser here can check, by its name; else nothing."""
-    found = _LANGUAGES.get(PurePath(name).suffix.lower(), "")
-    return "" if found == "TOML" and sys.version_info < (3, 11) else found
+    if PurePath(name).suffix.lower() in {".py", ".pyi"}:
+        return "Python"
+    return data_kind(name).replace("settings", "")  # any text is valid as settings
 
 
 def problem_of(text: str, name: str) -> str:
@@ -334,19 +349,17 @@ def problem_of(text: str, name: str) -> str:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ast.parse(text)
-        elif kind == "JSON":
-            json.loads(text)
-        elif kind == "YAML":
-            import yaml
-
-            list(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-        elif kind == "TOML":
-            tomllib = import_module("tomllib")  # from Python 3.11 on
-
-            tomllib.loads(text)
+        elif kind:
+            tree_of(text, name)
     except Exception as error:  # those of yaml, too
         return (str(error) or type(error).__name__).splitlines()[0]
     return ""
+
+
+def has_entries(reading: Reading) -> bool:
+    """Return whether a text is a data file that a parser here can read."""
+    is_data = bool(data_kind(reading.name))
+    return is_data and not problem_of("\n".join(reading.lines), reading.name)
 
 
 def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[str]:
@@ -362,8 +375,9 @@ def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[s
             return [f"{', '.join(sorted(lacking)[:3])} {are} not defined"]
         if twice := _doubled(new, name) - _doubled(old, name):
             return [f"{min(twice)} is defined twice"]
-    if language(name) == "JSON" and before.count('":'):
-        return ["a key stands twice"] if _has_doubles(after) and not _has_doubles(before) else []
+    if data_kind(name) and not doubled_key(tree_of(before, name)):
+        key = doubled_key(tree_of(after, name))
+        return [f"the key {key} stands twice"] if key else []
     return []
 
 
@@ -372,17 +386,6 @@ def _doubled(lines: Sequence[str], name: str) -> set[str]:
     heads = [one for one in parts_of(list(lines), name) if one.kind in {"function", "class"}]
     paths = Counter(one.path for one in heads if not lines[one.start].lstrip().startswith("@"))
     return {".".join(path) for path, n in paths.items() if n > 1}
-
-
-def _has_doubles(text: str) -> bool:
-    doubles = []
-
-    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
-        doubles.append(len(items) - len(dict(items)))
-        return dict(items)
-
-    json.loads(text, object_pairs_hook=pairs)
-    return any(doubles)
 
 
 def _undefined(text: str) -> set[str]:
@@ -412,6 +415,8 @@ def _undefined(text: str) -> set[str]:
 
 def counted(hunks: Sequence[Hunk], text: str, name: str) -> str:
     """Return a line such as `3 lines changed, 0 removed, 1 place, still valid Python`."""
+    if not hunks:
+        return "nothing was changed"
     n_both = sum(min(len(one.old), len(one.new)) for one in hunks)
     n_new = sum(max(0, len(one.new) - len(one.old)) for one in hunks)
     n_gone = sum(max(0, len(one.old) - len(one.new)) for one in hunks)

@@ -68,7 +68,7 @@ _EVERYWHERE = re.compile(
     rf"(?:every|each)(?!\s+(?:{_TIMES})))\b"
 )
 _PLACE = r"(?:in|inside|within|of|under|below|from|for|on|at)"
-_QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|“([^”]+)”|(?<!\w)'([^']+)'(?!\w)")
+QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|“([^”]+)”|(?<!\w)'([^']+)'(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _new_member(text: str, parts: Sequence[Part]) -> list[Part]:
 def _mentions(
     text: str, parts: Sequence[Part], rename: Rename | None, strict: bool
 ) -> Iterator[_Mention]:
-    quoted = {next(filter(None, found.groups())) for found in _QUOTED.finditer(text)}
+    quoted = {next(filter(None, found.groups())) for found in QUOTED.finditer(text)}
     is_addition = bool(
         re.match(r"(?i)\s*(?:please\s+)?(add|append|insert|give|apply|put|move|write)\b", text)
     )
@@ -352,7 +352,7 @@ def _ending(text: str, pattern: str) -> re.Match[str] | None:
 
 
 _LIST = re.compile(
-    rf"(?i)(?P<head>\b(?:{_KIND})e?s\s+)(?P<names>(?:\S+?(?:,\s*(?:(?:and|or)\s+)?|\s+(?:and|or)\s+))+)$"
+    rf"(?i)(?P<head>\b(?:(?:{_KIND})e?s|{_PLACE}|to)\s+)(?P<names>(?:\S+?(?:,\s*(?:(?:and|or)\s+)?|\s+(?:and|or)\s+))+)$"
 )
 
 
@@ -422,7 +422,7 @@ def _paragraphs(lines: Sequence[str]) -> list[Part]:
 
 def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Part]:
     """Return the lines of quoted texts, and of numbers, that stand at one place only."""
-    words = [next(filter(None, found.groups())) for found in _QUOTED.finditer(text)]
+    words = [next(filter(None, found.groups())) for found in QUOTED.finditer(text)]
     if re.search(r"(?i)\bimports?\b", text) and re.search(
         r"(?i)\b(sort|order|group|clean|unused|merge)", text
     ):

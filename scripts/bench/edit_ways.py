@@ -20,8 +20,9 @@ import numpy as np
 
 from gguf_spec import Sampling
 from gguf_spec.edit import EditPlan
-from gguf_spec.edit.evidence import doubtful_places, without_look_alikes
-from gguf_spec.edit.hunks import apply, objections
+from gguf_spec.edit.doubts import doubts
+from gguf_spec.edit.evidence import without_look_alikes
+from gguf_spec.edit.hunks import apply
 from gguf_spec.errors import NoEditError
 from gguf_spec.sampling.chain import Sampler
 
@@ -56,7 +57,7 @@ def votes(llm, task, most=2):
     counts = Counter(hunk for one in found if one for hunk in {*one.hunks} if not hunk.is_outside)
     kept = sorted((one for one, n in counts.items() if n >= most), key=lambda one: one.start)
     kept = without_look_alikes(kept, plan.reading)
-    refused = objections(kept, plan.reading) + doubtful_places(kept, plan.reading)
+    refused = doubts(kept, plan.reading)
     text = "\n".join(apply(plan.lines, kept)) + "\n" * task.old.endswith("\n")
     return text, refused if kept else (), stats
 

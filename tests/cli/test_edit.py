@@ -484,8 +484,22 @@ def test_a_folder_that_cannot_be_written(file):
 def test_nothing_changed(here, work, file):
     editor(work / "same.gguf", "abcdefgh")
     result = here("edit", file, "x", "-m", "same.gguf", "--threads", 1, "--ctx", 512, "--yes")
-    assert (result.stdout, result.returncode) == (b"", 0)
-    assert result.stderr == b"The model changed nothing; nothing was written.\n"
+    said = b"The model changed nothing; use a clearer instruction or a larger model."
+    assert (result.stdout, result.returncode) == (b"", 1)
+    assert result.stderr == said + b" Nothing was written.\n"
+    words = ("edit", file, "x", "-m", "same.gguf", "--threads", 1, "--ctx", 512)
+    for options, shown in (
+        (["--diff"], b""),
+        (["--json"], b'"summary": "nothing was changed"'),
+        (["-o", "-"], b"abcdefgh\n"),
+        (["-o", work / "same.txt"], b""),
+    ):
+        result = here(*words, *options)
+        assert result.returncode == 1 and shown in result.stdout, options
+        assert said in result.stderr or options == ["--json"]
+    # a value that is there already was asked for, and is there
+    file.write_text("a = 1\n", encoding="utf-8")
+    assert here("edit", file, "replace 1 with 1 everywhere", "--yes").returncode == 0
 
 
 @pytest.mark.full

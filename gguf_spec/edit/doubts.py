@@ -1,0 +1,515 @@
+"""What speaks against writing a change that a model made: one list of reasons.
+
+The lines are looked at in `hunks.py`, the place of a change in `evidence.py`. Here it is what the
+change says: a value that was asked for must be there, what was named together must have changed,
+and the entries of data, the cells of tables and the names in prose that were not named must stay.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+from .evidence import COMMON, doubtful_places, shared, words_of
+from .hunks import (
+    ADDS,
+    MOVES,
+    REMOVES,
+    WORDING,
+    Hunk,
+    apply,
+    extends,
+    has_entries,
+    is_move,
+    is_of_several,
+    objections,
+)  # fmt: skip
+from .instruction import QUOTED, Reading
+from .parts import BRACES, without_texts
+from .structure import (
+    PROSE,
+    Atom,
+    Change,
+    Number,
+    Order,
+    atoms_of,
+    bare_line,
+    changed_runs,
+    comments_of,
+    data_changes,
+    tree_of,
+    values_of,
+)
+
+_MOST = 2  # reasons of one kind
+_LIKE = 0.5
+
+
+def doubts(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return why a change that a model made is not written without a question."""
+    if not hunks:
+        return []
+    bare = _as_structure(hunks, reading)
+    found = objections(hunks, bare, reading) + doubtful_places(bare, reading)
+    found += _of_entries(hunks, reading) if has_entries(reading) else _of_prose(bare, reading)
+    found += _not_written(hunks, reading) + _left_out(hunks, reading)
+    return [*dict.fromkeys(found + _more_than_added(bare, reading))]
+
+
+def _as_structure(hunks: Sequence[Hunk], reading: Reading) -> Sequence[Hunk]:
+    """Return the changes without those that others beside them decide, such as a comma.
+
+    All, if there are no others.
+    """
+    old, new = reading.lines, apply(reading.lines, hunks)
+    bare = ([bare_line(line, reading.suffix) for line in lines] for lines in (old, new))
+    found = [Hunk(i, tuple(old[i:j]), tuple(new[k:m])) for i, j, k, m in changed_runs(*bare)]
+    return found or hunks
+
+
+# ---- entries of data
+
+
+_TYPES = re.compile(r"(?i)\b(?:numbers?|strings?|texts?|quot\w+|integers?|booleans?|types?)\b")
+_NOT_NEEDED = re.compile(
+    r"(?i)\b(?:no longer|not|no|without|any ?more|needless|omit|exclude|off)\b"
+)
+_ANY_ORDER = re.compile(r"(?i)\b(?:alphabetic\w*|first|last|top|bottom|before|after|above|below)\b")
+_COMMENTS = re.compile(r"(?i)\bcomment\w*|\buncomment\w*|\bnotes?\b|注释|コメント")
+_NUMBER = re.compile(r"[+-]?\d[\d_.,:eE+-]*")
+_TRUTH = {"true", "false", "yes", "no", "on", "off"}
+
+
+def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return objections to entries that differ, and that the instruction does not name."""
+    new = apply(reading.lines, hunks)
+    before, after = ("\n".join(lines) + "\n" for lines in (reading.lines, new))
+    try:
+        changes = data_changes(tree_of(before, reading.name), tree_of(after, reading.name))
+    except Exception:  # it is no longer valid, which is an objection of its own
+        return []
+    asked = _Asked(reading)
+    is_removal = bool(
+        REMOVES.search(reading.instruction) or _NOT_NEEDED.search(reading.instruction)
+    )
+    is_sorted = bool(MOVES.search(reading.instruction))
+    found = [
+        f"the order of the keys of {one.label} changed"
+        for one in changes
+        if isinstance(one, Order) and not is_sorted
+    ]
+    plain = [one for one in changes if not isinstance(one, Order)]
+    added = [one for one in plain if one.old is None]
+    for one in plain:
+        moved = (other for other in added if other.new == one.old or other.key == one.key)
+        if one.new is None and not is_removal and not any(map(asked.names, moved)):
+            found.append(f"{one.label} is gone")
+        elif _has_other_type(one) and not _TYPES.search(reading.instruction):
+            what = "a text" if isinstance(one.old, Number) else "no text any more"
+            found.append(f"{one.label} is {what}")
+    found += asked.unnamed(plain, is_free=is_sorted and is_move(hunks, reading.instruction))
+    if not _COMMENTS.search(reading.instruction):
+        n_gone = sum(one.new is None for one in plain) if is_removal else 0
+        gone = _lost_comments(before, after, reading.name)
+        found += [f"a comment is gone: {one[:60]}" for one in gone[n_gone:]]
+    return found[:_MOST]
+
+
+def _has_other_type(change: Change) -> bool:
+    """Return whether a text gave way to a number that looks like one, or the other way round."""
+    values = (change.old, change.new)
+    if not all(isinstance(one, str) for one in values):
+        return False
+    is_same = isinstance(change.old, Number) == isinstance(change.new, Number)
+    is_number = all(_NUMBER.fullmatch(one) for one in values)
+    return not is_same and (is_number or all(one.lower() in _TRUTH for one in values))
+
+
+def _lost_comments(before: str, after: str, name: str) -> list[str]:
+    old, new = comments_of(before, name), comments_of(after, name)
+    more = [*(new - old)]
+    return [
+        one
+        for one in old - new
+        if one not in after and not any(_ratio(one, other) >= _LIKE for other in more)
+    ]
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one[:300], other[:300], autojunk=False).ratio()
+
+
+class _Asked:
+    """The words of an instruction, and what they name."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._words = words_of(reading.instruction) - COMMON
+        self._is_of_several = is_of_several(reading.instruction)
+        self._numbers = {float(one) for one in re.findall(r"\d+(?:\.\d+)?", reading.instruction)}
+
+    def names(self, change: Change) -> bool:
+        """Return whether the key or the value of an entry was named."""
+        texts = [*values_of(change.old), *values_of(change.new), change.key]
+        if shared(self._words, words_of(" ".join(texts))):
+            return True
+        value = str(change.new)
+        return bool(re.fullmatch(r"\d+(?:\.\d+)?", value)) and float(value) in self._numbers
+
+    def unnamed(self, changes: list[Change], *, is_free: bool) -> list[str]:
+        """Return an objection to entries that were not named, where others were."""
+        if is_free or len(changes) < 2:
+            return []
+        named = [one for one in changes if self.names(one)]
+        rest = [one for one in changes if one not in named]
+        if named and not (self._is_of_several or self._reading.is_everywhere):
+            around = {id(one): self._around(one) for one in named}
+            rest += [
+                one
+                for one in named
+                if any(
+                    one.key == other.key and around[id(one)] < around[id(other)] for other in named
+                )
+            ]
+        if named:
+            return [f"{one.label} changed, too, and was not named" for one in rest[:1]]
+        if self._is_of_several or self._reading.is_everywhere:
+            return []
+        return [f"{len(rest)} entries changed, and none of them was named"]
+
+    def _around(self, change: Change) -> set[str]:
+        return shared(self._words, words_of(" ".join(change.path)))
+
+
+# ---- prose
+
+
+_REWRITES = re.compile(
+    r"(?i)\b(?:rewrite|simplif\w+|shorten|summar\w+|merge|convert|clean\w*|re-?number|bullet\w*|"
+    r"uppercase|lowercase|capital\w*)\b|^\s*(?:please\s+)?(?:number|sort|order|format|turn|wrap)\b"
+)
+# Words of an instruction that name a kind of atoms.
+_KIND_WORDS = {
+    "code": r"code|examples?|commands?|snippets?|backquotes?|backticks?|blocks?",
+    "link": r"links?|urls?|addresse?s?|hyperlinks?|sites?|website|homepage",
+    "address": r"e-?mails?|addresse?s?|contact",
+    "path": r"paths?|files?|folders?|director\w+",
+    "front matter": r"front ?matter|meta\w*|title|tags?|date|author|header|draft",
+    "tag": r"tags?|html|attributes?|placeholders?|variables?",
+    "name": r"names?|rename\w*|identifiers?|flags?|options?|functions?",
+    "number": r"numbers?|dates?|years?|prices?|times?|versions?|amounts?|figures?|phone|telephone",
+    "key": r"keys?|names?",
+}
+_ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)]|\||<(?:tr|li|option|d[td])\b)")
+_HTML = {".html", ".htm"}
+
+
+def _of_prose(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return objections to what is no prose, and to lines without a word of the instruction."""
+    if reading.suffix in _HTML:
+        return _other_lines(hunks, reading)
+    if reading.suffix not in PROSE:
+        return _of_code(hunks, reading)
+    return (_lost_atoms(hunks, reading) + _other_lines(hunks, reading))[:_MOST]
+
+
+def _lost_atoms(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    instruction = reading.instruction
+    old, new = (
+        atoms_of(lines, reading.suffix) for lines in (reading.lines, apply(reading.lines, hunks))
+    )
+    asked, more = words_of(instruction) - COMMON, [*(new - old)]
+    is_wording = bool(WORDING.search(instruction)) and not REMOVES.search(instruction)
+    for atom in old - new:
+        words = words_of(atom.text)
+        is_named = atom.text.lower() in instruction.lower() or (words and words <= asked)
+        kinds = _KIND_WORDS[atom.kind]
+        if is_named or re.search(rf"(?i)\b(?:{kinds})\b", instruction):
+            continue
+        others = [one for one in more if one.kind == atom.kind]
+        is_replaced = any(shared(asked, words_of(one.text)) for one in others)
+        is_free = not is_wording and (atom.kind == "number" or is_replaced or words & asked)
+        if is_free or (not is_wording and not _is_changed(atom, others)):
+            continue
+        return [f"{atom.text[:60]} was changed, and was not named"]
+    return []
+
+
+def _is_changed(atom: Atom, others: Sequence[Atom]) -> bool:
+    """Return whether an atom has another form now, rather than gone with its sentence."""
+    return any(_ratio(atom.text, one.text) >= _LIKE for one in others)
+
+
+def _other_lines(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection to a line without a word of the instruction, where others have one."""
+    instruction = reading.instruction
+    is_free = reading.is_everywhere or WORDING.search(instruction) or _REWRITES.search(instruction)
+    if is_free or is_move(hunks, instruction):
+        return []
+    asked = words_of(instruction) - COMMON
+    units = [
+        (start, shared(asked, words_of("\n".join(old))), words_of("\n".join([*old, *new])))
+        for start, old, new in _units(hunks)
+        if "".join("".join(old).split()) != "".join("".join(new).split())
+    ]
+    is_at_old = any(at_old for _, at_old, _ in units)  # else the words of the new lines count, too
+    named = [at_old if is_at_old else shared(asked, words) for _, at_old, words in units]
+    for (start, _, words), own in zip(units, named, strict=True):
+        if words and any(own < other for other in named) and not own:
+            return [f"line {start + 1} changed, too, and what it says was not named"]
+    return []
+
+
+def _units(hunks: Sequence[Hunk]) -> Iterator[tuple[int, Sequence[str], Sequence[str]]]:
+    """Yield the changes of old lines; those of items and rows line by line."""
+    for hunk in hunks:
+        is_listed = len(hunk.old) == len(hunk.new) and all(map(_ITEM.match, hunk.old))
+        if not is_listed and any(map(str.strip, hunk.old)):
+            yield hunk.start, hunk.old, hunk.new
+        for i, pair in enumerate(zip(hunk.old, hunk.new, strict=True) if is_listed else ()):
+            yield hunk.start + i, pair[:1], pair[1:]
+
+
+_COMMENTED = re.compile(r"(?i)\b(?:comments?|docstrings?|documentation)\b")
+
+
+def _of_code(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection if code changed, and only the wording was to be corrected."""
+    is_wording = re.search(
+        r"(?i)\b(?:spell\w*|misspell\w*|typos?|grammar|proof-?read\w*)\b", reading.instruction
+    )
+    mark = "//" if reading.suffix in BRACES else "#" if reading.suffix in {".py", ".sh"} else ""
+    if not is_wording or not mark:
+        return []
+    old, new = (_code(lines, mark) for lines in (reading.lines, apply(reading.lines, hunks)))
+    for i, _, k, _ in changed_runs(old, new):
+        before, after = (text[at] if at < len(text) else "" for text, at in ((old, i), (new, k)))
+        if before.lower() not in reading.instruction.lower() or not before:
+            return [f"{(before or after)[:60]}, which is code, was changed"]
+    return []
+
+
+def _code(lines: Sequence[str], mark: str) -> list[str]:
+    """Return the words of code, without comments and texts."""
+    text = "\n".join(without_texts([*lines], mark))
+    text = re.sub(r'"""[^"]*"""|\'\'\'[^\']*\'\'\'|"[^"\n]*"|\'[^\'\n]*\'', '""', text)
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def _more_than_added(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection to lines that were replaced elsewhere, where only something was added."""
+    new = [one for one in hunks if not any(line.strip() for line in one.old)]
+    is_plural = is_of_several(reading.instruction) and reading.suffix not in PROSE
+    if is_plural or not ADDS.match(reading.instruction) or not (new or reading.suffix in PROSE):
+        return []
+    for one in hunks:
+        if one not in new and not extends(one):
+            return [f"line {one.start + 1} was replaced, and only an addition was asked for"]
+    return []
+
+
+# ---- what was asked for
+
+
+_ADDRESS = (
+    r"[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+|(?:https?|ftp|file|ssh)://[^\s\"'`<>,;]*[^\s\"'`<>,;.:!?)]"
+    r"|(?:~|\.{1,2})?/[\w./-]*[\w-]|\b[\w-]{1,60}(?:/[\w-]{1,60}){0,9}/[\w-]{1,60}(?:/[\w-]+|\.\w+)\b"
+    r"|\b[a-z][\w-]{0,60}(?:\.[\w-]{1,60}){1,9}\b|\#[0-9a-f]{3,8}\b"
+)
+_FIGURE = r"[\^~v+-]?\d(?:[\d.,:/+-]*\d)?(?:\s\d+)*(?:px|r?em|ms|[kmg]i?b|[smhk])?%?"
+_TEXT = r"`[^`]+`|\"[^\"]+\"|“[^”]+”|(?<!\w)'[^']+'(?!\w)|「[^」]+」"
+_NOUNS = (
+    r"(?:(?:the|an?|its|their|our|new|port|words?|texts?|value|number|version|date|address|e-?mail|url|"
+    r"link|path|file|colou?r|title|heading|name|phone|telephone|string|type|host|size|price|about|"
+    r"exactly|around|only|now|just|at)\s+){0,3}"
+)
+_LINKS = (
+    "to|into|with|becomes?|be|says?|saying|called|named|cost|costs|is|are|now|use|uses|write|put|add|"
+    "insert|append|auf"
+)
+_PREPOSITION = (
+    "in|on|to|at|of|for|about|after|before|above|below|from|under|that|which|like|behind|beside"
+)
+_NEW_VALUE = re.compile(
+    rf"(?i)(?:(?<![\w-])(?P<link>{_LINKS})\s+{_NOUNS}|(?:改成|改为|改為|设为|設為|换成|=|->|→)\s*)"
+    rf"(?P<value>{_TEXT}|{_ADDRESS}|{_FIGURE})"
+    rf"|(?<![\w.])(?P<instead>{_ADDRESS}|{_FIGURE})(?=\s+(?:instead\s+of|rather\s+than)\b)"
+    r"|(?<![\w-])(?:add|insert|append|put)\s+"
+    rf"(?:(?!(?:{_PREPOSITION})\b)\w+\s+){{1,4}}(?P<text>{_TEXT})"
+)
+_NO_VALUE = re.compile(
+    r"(?i)(?:\b(?:lines?|sections?|steps?|chapters?|pages?|rows?|columns?|items?|parts?|figures?|"
+    r"points?|below|above|over|under|than|least|most|up|down|between|if|when|after|before|like|same|"
+    r"similar|compared|according|due|related|belongs?|links?|refers?|next|close|equal|identical|not|"
+    r"never|longer|without|would|could|may|might)|n't)\s*(?:\d+\s*)?$"
+)
+_GOES_THERE = re.compile(
+    r"(?i)\s*(?:please\s+)?(?:add|insert|append|move|put|copy|attach|assign|apply|give|prepend|link)\b"
+)
+_HAS_WITH = re.compile(
+    r"(?i)\s*(?:please\s+)?(?:add|insert|append|replace|create|fill|start|begin|end)\b"
+)
+_IS_COUNT = re.compile(
+    r"(?i)\s+(?!(?:and|in|for|on|of|at|instead|as|so|everywhere|not|but|only|now|when|if|euros?|"
+    r"dollars?|percent)\b)[a-z]"
+)
+_NOW = re.compile(r"(?i)\s*(?:\w+\s+)?now\b|\s*(?:from|as of)\s+now")
+_FACTORS = {1, 60, 3600, 24, 7, 86400, 100, 1000, 1024, 1_000_000, 1024**2, 1024**3}
+_AS_WORDS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve",
+]  # fmt: skip
+
+
+def _not_written(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection if a value that the instruction names as the new one is nowhere."""
+    old, new = (
+        "\n".join(line for hunk in hunks for line in getattr(hunk, which))
+        for which in ("old", "new")
+    )
+    whole = "\n".join(reading.lines)
+    for value in _new_values(reading.instruction):
+        if not _is_written(value, old, new, whole):
+            return [f"{value[:60]} is not in what was written"]
+    return []
+
+
+def _new_values(instruction: str) -> Iterator[str]:
+    """Yield the texts, addresses and numbers that an instruction names as new ones."""
+    text = instruction[:2000]
+    for found in _NEW_VALUE.finditer(text):
+        before, behind = text[: found.start()], text[found.end() :]
+        value, link = (
+            found["value"] or found["text"] or found["instead"],
+            (found["link"] or "").lower(),
+        )
+        is_quoted = value[0] in "`\"“'「"
+        is_figure = not is_quoted and not re.search(r"[@/]|[a-z]\.", value) and value[0] != "#"
+        is_no_value = (
+            _NO_VALUE.search(before)
+            or re.match(r"[\w-]|\s*[-–]\s*\d|\s*[ap]\.?m\b|\(", behind)
+            or (link in {"to", "into"} and _GOES_THERE.match(text))
+            or (link == "with" and not _HAS_WITH.match(text))
+            or (
+                found["instead"] and re.search(r"(?i)(?<!u)s\s+$|\bis\s", before)
+            )  # what it does now
+            or (is_figure and link == "to" and _is_range(before))
+            or (link in {"is", "are"} and not _NOW.match(behind))
+            or (is_figure and link in {"add", "insert", "append", "put", "write"})
+            or (is_figure and link not in {"to", "be"} and _IS_COUNT.match(behind))
+        )
+        if not is_no_value:
+            yield value[1:-1] if is_quoted else value
+
+
+def _is_range(before: str) -> bool:
+    """Return whether a number is the end of a range such as `0 to 9`."""
+    verbs = (
+        r"(?i)\b(?:change|increase|raise|lower|reduce|set|bump|update|from|replace|correct|make)\b"
+    )
+    return bool(re.search(r"\d\s*$", before)) and not re.search(verbs, before)
+
+
+def _is_written(value: str, old: str, new: str, whole: str) -> bool:
+    """Return whether a value stands in new lines.
+
+    Args:
+        whole: The old text: what it has already may be a description.
+    """
+    text, shown = _folded(value), _folded(new)
+    if re.search(r"[^\W\d_]{3}|@|[^\W\d_].*\.|[^\d\s.,:/+%-]{2}|^#|^/", text):
+        text = text.strip(".!?,:; ")
+        pattern = rf"(?<![\w@]){re.escape(text)}(?![\w@]|[./-]\w|/$|/[\s)])"
+        return any(
+            re.search(pattern, one)
+            for one in (shown, *([] if _is_address(value) else [_folded(whole)]))
+        )
+    wanted = _numbers(text)
+    there, were = _numbers(shown), _numbers(_folded(old))
+    for one in wanted:
+        forms = {one * n for n in _FACTORS} | {one / n for n in _FACTORS}
+        n_new, n_old = (sum(number in forms for number in some) for some in (there, were))
+        if n_new <= n_old and not (one < len(_AS_WORDS) and _AS_WORDS[int(one)] in shown):
+            return False
+    return True
+
+
+def _is_address(value: str) -> bool:
+    return re.search(r"\s", value) is None and re.search(r"[@/]|\.\w|^#", value) is not None
+
+
+def _numbers(text: str) -> list[float]:
+    """Return the numbers in a text; a comma is read in each way that it may be meant."""
+    text = text.replace("_", "")
+    forms = [text] + [re.sub(r"(?<=\d),(?=\d)", mark, text) for mark in (".", "") if "," in text]
+    found = [re.findall(r"\d+(?:\.\d+)?", one) for one in forms]
+    return [float(one) for one in {*found[0]} for _ in range(found[0].count(one))] + [
+        float(one) for some in found[1:] for one in some if one not in found[0]
+    ]
+
+
+def _folded(text: str) -> str:
+    """Return a text without what stands for the same character in another form."""
+    text = text.replace("\\", "").replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
+    text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " "})
+    return " ".join(text.split()).lower()
+
+
+_GLUE = re.compile(
+    r"(?i)[\s,;`\"'“”()]*(?:(?:and|or|then|und|y|et|及|和|与|と|、|，)[\s`\"'“”(]*|,\s*)"
+    r"(?:(?:the|of|in|also|to|for|function|method|class|key|section|box|item|row|task)s?[\s`\"'“”(]+)*"
+)
+_NO_LIST = re.compile(
+    r"(?i)\b(?:between|like|as|from|than|unlike|after|before|above|below|except|not|leave|keep|either)\s+"
+    r"(?:\w+\s+){0,2}[`\"'“]?$"
+)
+
+
+def _left_out(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection if of the things that are named together one did not change."""
+    if is_move(hunks, reading.instruction) or MOVES.search(reading.instruction):
+        return []
+    text = reading.instruction[:2000]
+    things = sorted(_things(text, reading))
+    lists: list[list[tuple[int, int, str]]] = []
+    for one in things:
+        if lists and one[0] < lists[-1][-1][1]:
+            continue  # in the one before it
+        if lists and _GLUE.fullmatch(text[lists[-1][-1][1] : one[0]]):
+            lists[-1].append(one)
+        else:
+            lists.append([one])
+    for listed in lists:
+        if len(listed) < 2 or _NO_LIST.search(text[: listed[0][0]]):
+            continue
+        is_changed = {name: _is_changed_in(name, hunks, reading) for _, _, name in listed}
+        if any(is_changed.values()) and not all(is_changed.values()):
+            left = next(name for name, is_one in is_changed.items() if not is_one)
+            return [f"{left}, which was named, did not change"]
+    return []
+
+
+def _things(text: str, reading: Reading) -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and name of the parts and quoted texts that an instruction names."""
+    whole = "\n".join(reading.lines)
+    for found in QUOTED.finditer(text):
+        name = next(filter(None, found.groups()))
+        if name in whole:
+            yield found.start(), found.end(), name
+    for name in {one.name for one in reading.parts if one.name in text and len(one.name) > 1}:
+        for found in re.finditer(rf"(?<![\w.$-]){re.escape(name)}(?![\w$-])", text):
+            yield found.start(), found.end(), name
+
+
+def _is_changed_in(name: str, hunks: Sequence[Hunk], reading: Reading) -> bool:
+    places = [(one.start, one.end) for one in reading.parts if one.name == name]
+    if not places:
+        places = [(i, i + 1) for i, line in enumerate(reading.lines) if name in line]
+    for hunk in hunks:
+        n_new = len(hunk.new) > len(hunk.old)  # lines beside a part may belong to it
+        if any(start < hunk.end + n_new and hunk.start < end + n_new for start, end in places):
+            return True
+        if any(name in line for line in (*hunk.old, *hunk.new)):
+            return True
+    return False
