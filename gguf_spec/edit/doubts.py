@@ -26,7 +26,7 @@ from .hunks import (
     objections,
 )  # fmt: skip
 from .instruction import QUOTED, Reading
-from .parts import BRACES, without_texts
+from .parts import without_texts
 from .structure import (
     PROSE,
     Atom,
@@ -279,7 +279,7 @@ def _of_code(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     is_wording = re.search(
         r"(?i)\b(?:spell\w*|misspell\w*|typos?|grammar|proof-?read\w*)\b", reading.instruction
     )
-    mark = "//" if reading.suffix in BRACES else "#" if reading.suffix in {".py", ".sh"} else ""
+    mark = {"braces": "//", "python": "#", "shell": "#"}.get(reading.language.parts, "")
     if not is_wording or not mark:
         return []
     old, new = (_code(lines, mark) for lines in (reading.lines, apply(reading.lines, hunks)))

@@ -210,7 +210,6 @@ LONG += "## Options\n\n| option | meaning |\n|---|---|\n| --fast | quick |\n\n##
 def test_the_part_of_a_long_text_that_is_written_again(ask, first):
     plan = EditPlan(LONG, ask, name="a.md")
     assert (plan.lines[plan.part.start] if plan.part else "") == first
-    assert not plan.reading.scope
 
 
 def test_a_deep_or_odd_data_file_is_no_crash():
