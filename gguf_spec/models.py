@@ -75,6 +75,18 @@ def tokens_per_s(size: int) -> float:
     return (measured_speed() or read_speed()) / size
 
 
+def check_own(entry: Entry) -> None:
+    """Refuse a file that is named by its path and is no GGUF file, as `load` does.
+
+    Raises:
+        ModelNotFoundError, NotAModelError: The file is missing, or is something else.
+    """
+    if entry.path is not None:
+        from .gguf.validation import read_header
+
+        read_header(entry.path)
+
+
 def fits_here(entry: Entry, size: int | None) -> str:
     """Return how a model with a size in bytes does on this machine, in a word or two.
 

@@ -89,10 +89,12 @@ def show(name: str, models_file: Path | None, as_json: bool) -> None:
       gguf-spec models show smollm2
       gguf-spec models show hf:OWNER/REPO/FILE.gguf --json
     """
-    from ..models import find, format_bytes, resolve, verified
+    from ..models import check_own, find, format_bytes, resolve, verified
 
     entry = resolve(name, models_file)
     path = find(entry)
+    if path:
+        check_own(entry)
     if as_json:
         print_json(_facts(entry, path))
         return
@@ -202,6 +204,8 @@ def pull(
     from .. import models as store
 
     entries = with_drafts(names, draft, models_file)
+    for entry in entries:
+        store.check_own(entry)
     missing = [entry for entry in entries if options["force"] or not store.find(entry)]
     if not options["offline"]:
         if not is_agreed(missing, yes or as_json):
@@ -241,6 +245,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> None:
 
     entry = store.resolve(name, models_file)
     found = store.path(entry)
+    store.check_own(entry)
     if as_json:
         print_json({"name": entry.name, "path": str(found)})
     else:
