@@ -131,12 +131,14 @@ def _packages(names: list[str]) -> str:
     return f"{names[0]} to {names[-1]}, {len(names)} of them"
 
 
-@models.command(short_help="Name the best model for this machine.")
+@models.command(short_help="Name models that suit this machine.")
 @click.argument("use", type=click.Choice(["chat", "code", "embed"]), default="chat")
-@flag("-y --yes", "Download it without a question.")
+@flag("-y --yes", "Download the balanced one without a question.")
 @_options
 def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> int:
-    """Name the best known model for a use that is not slow on this machine, and download it.
+    """Name a fast, a balanced and the best model for this machine, and download one.
+
+    The memory must hold it, and its speed follows from the largest model that was measured here.
 
     \b
     Examples:
@@ -146,28 +148,44 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
     """
     from ..models import find, fits_here, format_bytes, recommended
 
-    entry = recommended(use, models_file)
-    path, size = find(entry), entry.size_bytes or 0
+    choices = recommended(use, models_file)
+    default = "balanced" if "balanced" in choices else next(iter(choices))
     if as_json:
-        print_json(_facts(entry, path) | {"here": fits_here(entry, size)})
+        listed = {
+            name: _facts(one, find(one)) | {"here": fits_here(one, one.size_bytes or 0)}
+            for name, one in choices.items()
+        }
+        print_json(listed[default] | {"choices": listed})
         return 0
-    click.echo(f"{entry.name}: {format_bytes(size)}, {fits_here(entry, size)} here. {entry.note}")
-    if not path:
-        if not (yes or (at_terminal() and click.confirm("Download it now?", default=True))):
-            click.echo(as_called(f"To download it: gguf-spec models pull {entry.name}"))
-            return 0
+    rows = [
+        [name, one.name, format_bytes(one.size_bytes or 0), fits_here(one, one.size_bytes or 0)]
+        for name, one in choices.items()
+    ]
+    click.echo("\n".join(aligned(rows)))
+    name = default if yes else None
+    if not yes and at_terminal() and not all(map(find, choices.values())):
+        among = click.Choice([*choices, "none"])
+        name = str(click.prompt("Download one now?", type=among, default=default, err=True))
+    entry = choices.get(name or "")
+    if entry is None:
+        here = [one for one in choices.values() if find(one)]
+        if len(here) < len(choices):
+            click.echo(as_called("To download one: gguf-spec models pull NAME"))
+        if here:
+            click.echo(_use(here[-1]))
+        return 0
+    is_here = find(entry)
+    if not is_here:
         words = [entry.name, *(["--yes"] if yes else [])]
         if code := pull.main(words, prog_name="gguf-spec models pull", standalone_mode=False):
             return int(code)
-    if path or not at_terminal():  # else it was said after the download
+    if is_here or not at_terminal():  # else it was said after the download
         click.echo(_use(entry))
     return 0
 
 
 def _use(entry: Entry) -> str:
-    from ..models import RECOMMENDED
-
-    command = "embed" if entry.name in RECOMMENDED["embed"] else "chat"
+    command = "embed" if "embed" in entry.suits else "chat"
     text = " TEXT" if command == "embed" else ""
     return as_called(f"To use it: gguf-spec {command} -m {entry.name}{text}")
 

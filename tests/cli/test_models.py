@@ -612,7 +612,13 @@ def test_recommend(here):
         one.stderr,
     )
     first, second = out.splitlines()
-    assert code == 0 and first.startswith("nomic-embed-text-v1.5: 262 MiB, fits here.")
-    assert second == "To download it: gguf-spec models pull nomic-embed-text-v1.5"
+    assert code == 0 and first.split() == ["fast", "nomic-embed-text-v1.5", "262", "MiB", "fits"]
+    assert second == "To download one: gguf-spec models pull NAME"
     told = json.loads(here("models", "recommend", "code", "--json", text=True).stdout)
     assert told["name"].startswith("qwen2.5-coder-") and told["here"]
+    names = [one["name"] for one in told["choices"].values()]
+    assert told["name"] in names
+    lines = here("models", "recommend", "code", text=True).stdout.splitlines()
+    assert [line.split()[:2] for line in lines[: len(names)]] == [
+        [choice, one["name"]] for choice, one in told["choices"].items()
+    ]

@@ -286,7 +286,10 @@ def test_a_dead_proxy_of_pip_is_named(use, tmp_path, monkeypatch, variable):
     if variable == "settings":
         (tmp_path / "pip.conf").write_text("[global]\nproxy = http://me:secret@127.0.0.1:9\n")
         monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-        name, hint = "http://127.0.0.1:9 of pip's settings", "correct or remove the proxy in pip's settings"
+        name, hint = (
+            "http://127.0.0.1:9 of pip's settings",
+            "correct or remove the proxy in pip's settings",
+        )
     else:
         monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
         name = f"http://127.0.0.1:9 of {variable}"
