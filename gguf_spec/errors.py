@@ -181,6 +181,16 @@ class GgufSpecError(Exception):
         return reduced(self)
 
     @property
+    def __notes__(self) -> list[str]:
+        """The hint and further notes, which Python prints below the error (from 3.11 on).
+
+        It is computed because `hint` may be set again; `add_note` appends to the list.
+        """
+        notes: list[str] = vars(self).setdefault("_notes", [""])
+        notes[0] = f"Hint: {self.hint}"
+        return notes if self.hint else notes[1:]
+
+    @property
     def message(self) -> str:
         """The fact, as in `str(error)`."""
         message: str = self.args[0]

@@ -5,6 +5,8 @@ import copy
 import inspect
 import pickle
 import re
+import sys
+import traceback
 from dataclasses import fields
 from pathlib import Path
 
@@ -363,3 +365,19 @@ def test_no_flag_in_texts_of_the_library():
         for line in file.read_text(encoding="utf-8").splitlines():
             if re.search(r"""["' (]--[a-z]""", line) and not any(one in line for one in others):
                 assert line.lstrip().startswith("#"), f"{file}: {line}"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints no notes before 3.11")
+def test_the_trace_of_an_uncaught_error_has_its_hint_once():
+    with pytest.raises(errors.OptionTypeError) as caught:
+        gguf_spec.load("tales", ctx=3)
+    error = caught.value
+    text = "".join(traceback.format_exception(error))
+    assert text.rstrip().endswith("there is no argument 'ctx'.\nHint: did you mean n_ctx?")
+    assert text.count("did you mean") == 1
+    error.hint = "set n_ctx."
+    error.add_note("with the model of the tests")
+    for one in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        text = "".join(traceback.format_exception(one))
+        assert text.endswith("\nHint: set n_ctx.\nwith the model of the tests\n")
+    assert "Hint" not in f"{error} {error.message}"
