@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -328,8 +329,8 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
 
 
 _HEAD = ("", "name", "size", "here", "licence", "draft", "note")
-_OPTIONAL = ("licence", "draft")  # columns that a narrow terminal leaves out, the first one first
-_NOTE = 36  # width of the notes that is worth a column
+_OPTIONAL = ("licence", "draft", "note", "size")  # left out at a narrow terminal, in this order
+_NOTE, _LEAST_NOTE = 36, 16  # widths of notes: worth leaving out others, and worth a column
 
 
 def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
@@ -361,7 +362,8 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
     n_here = sum(path is not None for _, path in found)
     legend = f"{tick} on this disk: {n_here} of {len(found)}"
     more = "; gguf-spec models pull NAME downloads the others, gguf-spec models recommend one"
-    return [*lines, "", f"{legend}{as_called(more) if n_here < len(found) else ''}."]
+    end = f"{legend}{as_called(more) if n_here < len(found) else ''}."
+    return [*lines, "", *(textwrap.wrap(end, width, break_on_hyphens=False) if width else [end])]
 
 
 def _size(entry: Entry, path: Path | None) -> int | None:
@@ -374,19 +376,30 @@ def _size(entry: Entry, path: Path | None) -> int | None:
 
 
 def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Format rows; with a width, columns are left out and notes are cut to fit."""
-    columns = list(range(len(_HEAD)))
+    """Format rows; with a width, columns are left out and notes are cut to fit.
+
+    The columns that say least are left out first; names and speeds stay, these in a shorter form.
+    """
+    columns, here = list(range(len(_HEAD))), _HEAD.index("here")
+    widths = [max(len(row[i]) for row in rows) + 2 for i in columns]
+    note, needed = _NOTE, 0
     for name in ("", *_OPTIONAL):
+        if name == "note" and width and needed - note + _LEAST_NOTE <= width:
+            break
         if name:
             columns.remove(_HEAD.index(name))
-        widths = [max(len(row[i]) for row in rows) + 2 for i in columns[:-1]]
-        if width is None or sum(widths) + _NOTE <= width:
+        note = _NOTE if _HEAD.index("note") in columns else -2
+        needed = sum(widths[i] for i in columns if _HEAD[i] != "note") + note
+        if width is None or needed <= width:
             break
+    if width and len(columns) <= here and needed > width:
+        rows = [[cell.replace(" tok/s", "/s") for cell in row] for row in rows]
     lines = aligned([[row[i] for i in columns] for row in rows])
-    for i, line in enumerate(lines):
-        if width is not None and len(line) > width:
-            lines[i] = line[: max(0, width - 3)].rstrip() + "..."
-    return lines
+    return [line if width is None else _cut(line, width) for line in lines]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
 
 
 @models.command(short_help="Compare the possible drafts of a model.")

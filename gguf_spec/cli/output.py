@@ -326,6 +326,38 @@ def _duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
+def no_echo(reads_lines: bool) -> Iterator[None]:
+    """Do not echo the keys of an answer or a load; they are part of the next line that is read.
+
+    Without `reads_lines` the terminal hands them on as they are: else it would take Ctrl-D for the
+    end of a line of its own, and the line editor would not get it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    try:
+        import termios
+
+        fd = sys.stdin.fileno()
+        if os.tcgetpgrp(fd) != os.getpgrp():  # in the background, where a change would stop it
+            raise OSError
+        before = termios.tcgetattr(fd)
+    except (ImportError, OSError, ValueError, AttributeError):  # not a Unix terminal
+        yield
+        return
+    quiet = list(before)
+    quiet[3] &= ~(termios.ECHO | (0 if reads_lines else termios.ICANON))
+    termios.tcsetattr(fd, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        # The terminal may be closed, or be that of another program by now.
+        with contextlib.suppress(termios.error, OSError):
+            if os.tcgetpgrp(fd) == os.getpgrp():
+                termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+@contextlib.contextmanager
 def ctrl_c_cancels(stream: Stream) -> Iterator[None]:
     """Cancel a stream on Ctrl-C; a second one does not wait for the end of the round."""
     before = signal.getsignal(signal.SIGINT)

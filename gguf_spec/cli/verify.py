@@ -87,7 +87,6 @@ def verify(**options: Any) -> int:
         prompts = (bundled_prompts() if prompts is None else prompts)[: options["count"] or few]
         with counted("verifying", "generations") as progress:
             on_part = progress.part if isinstance(progress, CountedLines) else lambda _: None
-            on_part(f"loading {llm.name}")
             report = run(
                 llm,
                 prompts,

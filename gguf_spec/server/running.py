@@ -157,9 +157,9 @@ def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
 
 CALL = "/gguf-spec/call"
 _FACTS = (
-    "name", "draft_name", "n_ctx", "prompt", "parallel", "parallel_reason", "notes", "draft_notes",
-    "has_chat_template", "chat_template", "template_variables", "can_think", "can_see", "generates",
-    "sampling", "sampling_sources", "prompt_token_s",
+    "name", "draft_name", "n_ctx", "n_ctx_limit", "prompt", "parallel", "parallel_reason", "notes",
+    "draft_notes", "has_chat_template", "chat_template", "template_variables", "can_think",
+    "can_see", "generates", "sampling", "sampling_sources", "prompt_token_s",
 )  # fmt: skip
 _PACKED: dict[str, Callable[..., Any]] = {
     one.__name__: one
