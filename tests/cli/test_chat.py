@@ -517,11 +517,7 @@ def test_set_ctx_loads_the_model_with_another_context(chat):
 
 def test_a_message_that_is_too_long_names_the_command_for_a_larger_context(chat):
     code, _out, err = seen(chat(["/set ctx 64", "a" * 200]))
-    assert (
-        code == 1
-        and "Hint: /set ctx 256 goes on with a larger one, /set overflow shift leaves out the oldest messages; or send less."
-        in err
-    )
+    assert code == 1 and "Hint: /set ctx 256 goes on with a larger one, or send less." in err
 
 
 def test_model_keeps_the_conversation_and_what_was_set(chat, work):
@@ -740,3 +736,13 @@ def test_overflow_is_set_in_the_chat(chat):
     assert "overflow              error: a full context is an error." in shown
     assert "overflow              shift: the oldest messages are left out." in shown
     assert "Hint: write /set overflow shift, or /set overflow error." in shown
+
+
+def test_a_full_chat_names_only_what_helps(chat):
+    """At the length of the training no larger context; for one message alone no shift; and the named command works."""
+    code, _, err = seen(chat(["a" * 3000], "--ctx", "2048"))
+    assert code == 1 and err.splitlines()[-1] == "Hint: send less."
+    lines = ["hello", "a" * 2040, "/set overflow shift", "a" * 1900]
+    code, out, err = seen(chat(lines, "--ctx", "2048"))
+    assert "Hint: /set overflow shift leaves out the oldest messages, or send less." in err
+    assert err.count("Error: ") == 1 and out.count(SAYS) == 2

@@ -219,7 +219,8 @@ class ChatLoop:
             except GgufSpecError as error:
                 message, hint = (" ".join(text.split()) for text in message_and_hint(error))
                 if isinstance(error, PromptTooLongError):
-                    hint = f"{way_on(error.n_prompt, error.n_ctx_limit)}; or send less."
+                    ways = ways_on(self.chat, error.n_prompt, error.n_ctx_limit)
+                    hint = f"{', '.join([*ways, 'or send less' if ways else 'send less'])}."
                 self._ui.fail(message, hint)
             except KeyboardInterrupt:
                 self._ui.say("Ctrl-D leaves the chat, /help lists the commands.")
@@ -540,11 +541,13 @@ class ChatLoop:
         self._leave = True
 
 
-def way_on(needed: int, limit: int | None) -> str:
+def ways_on(chat: Chat, needed: int, limit: int | None) -> list[str]:
     """Return the commands with which a chat goes on that has `needed` tokens in a full context."""
     longer = longer_ctx(needed, limit)
-    shift = "/set overflow shift leaves out the oldest messages"
-    return f"/set ctx {longer} goes on with a larger one, {shift}" if longer else shift
+    ways = [f"/set ctx {longer} goes on with a larger one"] if longer else []
+    if chat.overflow != "shift" and any(one["role"] == "user" for one in chat.messages):
+        ways.append("/set overflow shift leaves out the oldest messages")
+    return ways
 
 
 # `overflow` of a chat is not that of one answer.

@@ -24,7 +24,7 @@ from ..command import CONTROL, as_called
 from ..completion import names_from
 from ..output import LateBar, Thoughts, logprob_lines, no_echo, speed, styled
 from .kept import history_file
-from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block, way_on
+from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block, ways_on
 from .markdown import Markdown, Piece, Wrap
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class TerminalUI(PipeUI):
         result = turn.result
         if result.logprobs:
             click.echo(logprob_lines(self.llm, result), err=True)
-        if why := _ending(result, self.llm):
+        if why := _ending(result, self.llm, self.chat):
             self.say(why)
         self._write([(f"{self._status()}\n" if self._dumb else "", "dim"), ("\n", "")])
 
@@ -173,12 +173,13 @@ def status(llm: LLM, chat: Chat) -> str:
     return f"{speed(s)}, context {used}"
 
 
-def _ending(result: Answer, llm: LLM) -> str:
+def _ending(result: Answer, llm: LLM, chat: Chat) -> str:
     if result.finish_reason == "cancelled":
         return "(stopped)"
     n, n_prompt, n_ctx = result.stats.n_generated, result.stats.n_prompt, llm.n_ctx
     if result.finish_reason == "length" and n_prompt + n >= n_ctx:
-        return f"(the context is full: {way_on(n_ctx, llm.n_ctx_limit)}; or /undo, /reset)"
+        ways = ", ".join([*ways_on(chat, n_ctx, llm.n_ctx_limit), "or /undo, /reset"])
+        return f"(the context is full: {ways})"
     if result.finish_reason == "length":
         return f"(cut after {n:,} tokens: /set max_tokens N changes the limit)"
     return "" if result.text.strip() else "(the answer is empty)"
