@@ -317,7 +317,11 @@ class CountedLines:
         if now and now.total:
             counts = f", {now.done:,} of {now.total:,} {self._unit}"
             seconds = (self._told - self._since) * (now.total - now.done) / max(1, now.done)
-            left = f", about {_duration(seconds)} left" if now.done < now.total else ""
+            left = (
+                f", about {_duration(seconds)} left"
+                if now.total > now.done >= now.total / 20
+                else ""
+            )
         click.echo(f"{what}{counts}{left}", err=True)
 
 

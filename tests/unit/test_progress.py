@@ -290,7 +290,7 @@ def test_loading_has_a_bar_too(terminal):
 
 def test_lines_in_a_pipe_say_how_far_it_is(capsys):
     """One when the first 15 seconds are over, and one for each part that ends."""
-    times = iter([0.0, 10.0, 16.0, 16.0, 20.0, 40.0, 200.0])
+    times = iter([0.0, 10.0, 16.0, 16.0, 20.0, 40.0, 200.0, 220.0, 220.0])
     lines = CountedLines("verifying", "texts", clock=lambda: next(times))
     lines(Progress("verify", 1, 100, "texts"))
     lines(Progress("verify", 10, 100, "texts"))
@@ -298,11 +298,13 @@ def test_lines_in_a_pipe_say_how_far_it_is(capsys):
     lines.part("kernels")
     lines._now = Progress("verify", 100, 100, "texts")
     lines.part("all")
+    lines(Progress("verify", 4, 100, "texts"))  # too few for an estimate
     assert capsys.readouterr() == (
         "",
         "verifying, 10 of 100 texts, about 2 min left\n"
         "verifying: kernels done, 11 of 100 texts, about 5 min left\n"
-        "verifying: all done, 100 of 100 texts\n",
+        "verifying: all done, 100 of 100 texts\n"
+        "verifying, 4 of 100 texts\n",
     )
 
 
