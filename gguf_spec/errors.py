@@ -181,6 +181,16 @@ class GgufSpecError(Exception):
         return reduced(self)
 
     @property
+    def __notes__(self) -> list[str]:
+        """The hint and further notes, which Python prints below the error (from 3.11 on).
+
+        It is computed because `hint` may be set again; `add_note` appends to the list.
+        """
+        notes: list[str] = vars(self).setdefault("_notes", [""])
+        notes[0] = f"Hint: {self.hint}"
+        return notes if self.hint else notes[1:]
+
+    @property
     def message(self) -> str:
         """The fact, as in `str(error)`."""
         message: str = self.args[0]
@@ -501,6 +511,18 @@ class EmptyPromptError(GgufSpecError):
         super().__init__(message, hint)
 
 
+def longer_ctx(needed: int, limit: int | None) -> int | None:
+    """Return a context to advise for more than `needed` tokens; None if none is possible.
+
+    Args:
+        limit: The longest context that is possible, by memory and training; None if unknown.
+    """
+    longer = 1 << needed.bit_length()
+    if limit is None:
+        return longer
+    return min(longer, limit) if needed < limit else None
+
+
 class PromptTooLongError(GgufSpecError, ValueError):
     """The prompt leaves no room in the context.
 
@@ -509,15 +531,26 @@ class PromptTooLongError(GgufSpecError, ValueError):
     Attributes:
         n_prompt: Number of tokens in the prompt; an estimate if only its beginning was tokenised.
         n_ctx: Number of tokens that the context holds.
+        n_ctx_limit: Longest context that the model can have here; None if unknown.
     """
 
-    def __init__(self, n_prompt: int, n_ctx: int, is_estimate: bool = False) -> None:
+    def __init__(
+        self,
+        n_prompt: int,
+        n_ctx: int,
+        is_estimate: bool = False,
+        n_ctx_limit: int | None = None,
+    ) -> None:
+        longer = longer_ctx(n_prompt, n_ctx_limit)
+        hint = Text("set {n_ctx=} | shorten the prompt.", n_ctx=longer)
+        if longer is None:
+            hint = Text("shorten the prompt: {} tokens are possible here.", f"{n_ctx_limit:,}")
         super().__init__(
             f"the prompt has {'about ' if is_estimate else ''}{n_prompt:,} tokens but the context "
             f"holds {n_ctx:,}, including one for the answer.",
-            Text("set {n_ctx=} | shorten the prompt.", n_ctx=1 << n_prompt.bit_length()),
+            hint,
         )
-        self.n_prompt, self.n_ctx = n_prompt, n_ctx
+        self.n_prompt, self.n_ctx, self.n_ctx_limit = n_prompt, n_ctx, n_ctx_limit
 
 
 class TextTooLongError(GgufSpecError, ValueError):

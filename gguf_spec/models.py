@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import GgufSpecError
 from .options import require
 from .registry.download import Pulled, check_room, find, path, pull, remove, verified
-from .registry.models_file import Entry, Part, Piece
+from .registry.models_file import USES, Entry, Part, Piece
 from .registry.resolve import ModelName, entries, resolve
 from .system.machine import available_bytes, format_bytes, read_speed
 
@@ -48,18 +48,10 @@ __all__ = [
 ]
 
 
-# Use -> models for it, the best first.
-RECOMMENDED = {
-    "chat": (
-        "qwen3-8b", "qwen2.5-7b", "qwen3-4b", "qwen2.5-1.5b", "smollm2-360m",
-        "smollm2-135m-instruct",
-    ),
-    "code": ("qwen2.5-coder-7b", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"),
-    "embed": ("nomic-embed-text-v1.5",),
-}  # fmt: skip
+# Tokens a second of each choice at least; about ten are read as fast as they come.
+CHOICES = {"fast": 40.0, "balanced": 12.0, "best": 5.0}
 # Tokens a second below which a model that thinks is slow: its answer begins after hundreds of them.
 _THINKING = 20.0
-_THINKERS = ("qwen3-8b", "qwen3-4b")  # of those above
 # Tokens a second below and above which no number is worth it; memory in bytes beside the weights.
 _SLOW, _FAST, _BESIDE = 5.0, 100.0, 600 << 20
 
@@ -75,6 +67,18 @@ def tokens_per_s(size: int) -> float:
     return (measured_speed() or read_speed()) / size
 
 
+def check_own(entry: Entry) -> None:
+    """Refuse a file that is named by its path and is no GGUF file, as `load` does.
+
+    Raises:
+        ModelNotFoundError, NotAModelError: The file is missing, or is something else.
+    """
+    if entry.path is not None:
+        from .gguf.validation import read_header
+
+        read_header(entry.path)
+
+
 def fits_here(entry: Entry, size: int | None) -> str:
     """Return how a model with a size in bytes does on this machine, in a word or two.
 
@@ -85,7 +89,7 @@ def fits_here(entry: Entry, size: int | None) -> str:
         return "?"
     if free is not None and 1.1 * size + _BESIDE > free:
         return "too big"
-    if entry.name in RECOMMENDED["embed"] or "mixture of experts" in entry.note:
+    if "embed" in entry.suits or "mixture of experts" in entry.note:
         return "fits"
     rate = tokens_per_s(size)
     if rate >= _FAST:
@@ -93,22 +97,36 @@ def fits_here(entry: Entry, size: int | None) -> str:
     return f"~{rate:.0f} tok/s" if rate >= _SLOW else f"slow, ~{rate:.1g} tok/s"
 
 
-def recommended(use: str = "chat", models_file: str | Path | None = None) -> Entry:
-    """Return the best known model for a use that is not slow on this machine.
+def recommended(use: str = "chat", models_file: str | Path | None = None) -> dict[str, Entry]:
+    """Return models for a use that suit this machine: `fast`, `balanced` and `best`.
+
+    `best` answers best of those that are not slow here, `fast` of those that are fast here. A
+    choice is missing where no model has its speed, or where a faster choice is the same model or a
+    better one. If no model fits, the smallest one is `fast`.
 
     Args:
         use: `chat`, `code` or `embed`.
         models_file: As for `list_models`.
     """
-    require("use", use, "chat, code or embed", use in RECOMMENDED)
-    known = entries(models_file)
-    found = [known[name] for name in RECOMMENDED[use] if name in known]
-    return next((one for one in found if _suits(one, one.size_bytes or 0)), found[-1])
+    require("use", use, "chat, code or embed", use in USES)
+    known = [one for one in entries(models_file).values() if use in one.suits]
+    known.sort(key=lambda one: -one.suits[use])
+    found: dict[str, Entry] = {}
+    for choice, least in CHOICES.items():
+        fitting = (one for one in known if _has_speed(one, least))
+        if (entry := next(fitting, None)) and entry not in found.values():
+            found[choice] = entry
+    return found or {"fast": min(known, key=lambda one: one.size_bytes or 0)}
 
 
-def _suits(entry: Entry, size: int) -> bool:
-    thinks = entry.name in _THINKERS and tokens_per_s(size) < _THINKING
-    return fits_here(entry, size)[0] in "~f" and not thinks
+def _has_speed(entry: Entry, least: float) -> bool:
+    """Return whether a model fits, and has these tokens a second; one that thinks needs more."""
+    size = entry.size_bytes or 0
+    if fits_here(entry, size).startswith(("too", "slow")):
+        return False
+    if "hinks before" in entry.note:
+        least = max(least, _THINKING)
+    return "embed" in entry.suits or tokens_per_s(size) >= least
 
 
 def list_models(models_file: str | Path | None = None) -> list[Entry]:

@@ -185,11 +185,15 @@ def _answer(
 
 def _cut(llm: LLM, result: Completion) -> str:
     """Return why an answer did not end by itself; nothing if it did, or if the user set -n."""
+    from ..errors import longer_ctx
+
     n, n_prompt, n_ctx = result.stats.n_generated, result.stats.n_prompt, llm.n_ctx
     if result.finish_reason != "length":
         return ""
     if n_prompt + n >= n_ctx:
-        return f"(cut: the context of {n_ctx:,} tokens is full: --ctx {2 * n_ctx} for more)"
+        longer = longer_ctx(n_ctx, llm.n_ctx_limit)
+        more = f"--ctx {longer} for more" if longer else "no longer one is possible"
+        return f"(cut: the context of {n_ctx:,} tokens is full: {more})"
     return "" if is_given("max_tokens") else f"(cut after {n:,} tokens: -n -1 for all)"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -89,10 +90,12 @@ def show(name: str, models_file: Path | None, as_json: bool) -> None:
       gguf-spec models show smollm2
       gguf-spec models show hf:OWNER/REPO/FILE.gguf --json
     """
-    from ..models import find, format_bytes, resolve, verified
+    from ..models import check_own, find, format_bytes, resolve, verified
 
     entry = resolve(name, models_file)
     path = find(entry)
+    if path:
+        check_own(entry)
     if as_json:
         print_json(_facts(entry, path))
         return
@@ -129,12 +132,14 @@ def _packages(names: list[str]) -> str:
     return f"{names[0]} to {names[-1]}, {len(names)} of them"
 
 
-@models.command(short_help="Name the best model for this machine.")
+@models.command(short_help="Name models that suit this machine.")
 @click.argument("use", type=click.Choice(["chat", "code", "embed"]), default="chat")
-@flag("-y --yes", "Download it without a question.")
+@flag("-y --yes", "Download the balanced one without a question.")
 @_options
 def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> int:
-    """Name the best known model for a use that is not slow on this machine, and download it.
+    """Name a fast, a balanced and the best model for this machine, and download one.
+
+    The memory must hold it, and its speed follows from the largest model that was measured here.
 
     \b
     Examples:
@@ -144,28 +149,44 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
     """
     from ..models import find, fits_here, format_bytes, recommended
 
-    entry = recommended(use, models_file)
-    path, size = find(entry), entry.size_bytes or 0
+    choices = recommended(use, models_file)
+    default = "balanced" if "balanced" in choices else next(iter(choices))
     if as_json:
-        print_json(_facts(entry, path) | {"here": fits_here(entry, size)})
+        listed = {
+            name: _facts(one, find(one)) | {"here": fits_here(one, one.size_bytes or 0)}
+            for name, one in choices.items()
+        }
+        print_json(listed[default] | {"choices": listed})
         return 0
-    click.echo(f"{entry.name}: {format_bytes(size)}, {fits_here(entry, size)} here. {entry.note}")
-    if not path:
-        if not (yes or (at_terminal() and click.confirm("Download it now?", default=True))):
-            click.echo(as_called(f"To download it: gguf-spec models pull {entry.name}"))
-            return 0
+    rows = [
+        [name, one.name, format_bytes(one.size_bytes or 0), fits_here(one, one.size_bytes or 0)]
+        for name, one in choices.items()
+    ]
+    click.echo("\n".join(aligned(rows)))
+    name = default if yes else None
+    if not yes and at_terminal() and not all(map(find, choices.values())):
+        among = click.Choice([*choices, "none"])
+        name = str(click.prompt("Download one now?", type=among, default=default, err=True))
+    entry = choices.get(name or "")
+    if entry is None:
+        here = [one for one in choices.values() if find(one)]
+        if len(here) < len(choices):
+            click.echo(as_called("To download one: gguf-spec models pull NAME"))
+        if here:
+            click.echo(_use(here[-1]))
+        return 0
+    is_here = find(entry)
+    if not is_here:
         words = [entry.name, *(["--yes"] if yes else [])]
         if code := pull.main(words, prog_name="gguf-spec models pull", standalone_mode=False):
             return int(code)
-    if path or not at_terminal():  # else it was said after the download
+    if is_here or not at_terminal():  # else it was said after the download
         click.echo(_use(entry))
     return 0
 
 
 def _use(entry: Entry) -> str:
-    from ..models import RECOMMENDED
-
-    command = "embed" if entry.name in RECOMMENDED["embed"] else "chat"
+    command = "embed" if "embed" in entry.suits else "chat"
     text = " TEXT" if command == "embed" else ""
     return as_called(f"To use it: gguf-spec {command} -m {entry.name}{text}")
 
@@ -202,6 +223,8 @@ def pull(
     from .. import models as store
 
     entries = with_drafts(names, draft, models_file)
+    for entry in entries:
+        store.check_own(entry)
     missing = [entry for entry in entries if options["force"] or not store.find(entry)]
     if not options["offline"]:
         if not is_agreed(missing, yes or as_json):
@@ -241,6 +264,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> None:
 
     entry = store.resolve(name, models_file)
     found = store.path(entry)
+    store.check_own(entry)
     if as_json:
         print_json({"name": entry.name, "path": str(found)})
     else:
@@ -305,8 +329,8 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
 
 
 _HEAD = ("", "name", "size", "here", "licence", "draft", "note")
-_OPTIONAL = ("licence", "draft")  # columns that a narrow terminal leaves out, the first one first
-_NOTE = 36  # width of the notes that is worth a column
+_OPTIONAL = ("licence", "draft", "note", "size")  # left out at a narrow terminal, in this order
+_NOTE, _LEAST_NOTE = 36, 16  # widths of notes: worth leaving out others, and worth a column
 
 
 def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
@@ -338,7 +362,8 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
     n_here = sum(path is not None for _, path in found)
     legend = f"{tick} on this disk: {n_here} of {len(found)}"
     more = "; gguf-spec models pull NAME downloads the others, gguf-spec models recommend one"
-    return [*lines, "", f"{legend}{as_called(more) if n_here < len(found) else ''}."]
+    end = f"{legend}{as_called(more) if n_here < len(found) else ''}."
+    return [*lines, "", *(textwrap.wrap(end, width, break_on_hyphens=False) if width else [end])]
 
 
 def _size(entry: Entry, path: Path | None) -> int | None:
@@ -351,19 +376,30 @@ def _size(entry: Entry, path: Path | None) -> int | None:
 
 
 def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Format rows; with a width, columns are left out and notes are cut to fit."""
-    columns = list(range(len(_HEAD)))
+    """Format rows; with a width, columns are left out and notes are cut to fit.
+
+    The columns that say least are left out first; names and speeds stay, these in a shorter form.
+    """
+    columns, here = list(range(len(_HEAD))), _HEAD.index("here")
+    widths = [max(len(row[i]) for row in rows) + 2 for i in columns]
+    note, needed = _NOTE, 0
     for name in ("", *_OPTIONAL):
+        if name == "note" and width and needed - note + _LEAST_NOTE <= width:
+            break
         if name:
             columns.remove(_HEAD.index(name))
-        widths = [max(len(row[i]) for row in rows) + 2 for i in columns[:-1]]
-        if width is None or sum(widths) + _NOTE <= width:
+        note = _NOTE if _HEAD.index("note") in columns else -2
+        needed = sum(widths[i] for i in columns if _HEAD[i] != "note") + note
+        if width is None or needed <= width:
             break
+    if width and len(columns) <= here and needed > width:
+        rows = [[cell.replace(" tok/s", "/s") for cell in row] for row in rows]
     lines = aligned([[row[i] for i in columns] for row in rows])
-    for i, line in enumerate(lines):
-        if width is not None and len(line) > width:
-            lines[i] = line[: max(0, width - 3)].rstrip() + "..."
-    return lines
+    return [line if width is None else _cut(line, width) for line in lines]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
 
 
 @models.command(short_help="Compare the possible drafts of a model.")

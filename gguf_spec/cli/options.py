@@ -31,7 +31,7 @@ from .command import file_option, flag, option, together
 from .completion import model_names
 from .download import default_model, offer_download
 from .error_text import in_command
-from .output import LateBar, StatusLine
+from .output import LateBar, StatusLine, no_echo
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -261,7 +261,7 @@ def load_models(
 
     model, models_file = options["model"], options["models_file"]
     at_a_signal = contextlib.nullcontext() if cancelled else signals.ending_at_once()
-    with at_a_signal, measuring, loading:
+    with at_a_signal, measuring, loading, no_echo(reads_lines=True):
         llm = load(
             default_model(models_file) if model is None else model,
             models_file=models_file,

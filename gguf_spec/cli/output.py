@@ -189,6 +189,10 @@ class StatusLine:
             self._n_shown = 0
 
 
+# Seconds between two lines of progress in a pipe or a file.
+_LINE_S = 15.0
+
+
 class LateBar(StatusLine):
     """Progress bar for the prefill and for loading; it appears after two seconds.
 
@@ -264,21 +268,97 @@ class LateBar(StatusLine):
 
 @contextlib.contextmanager
 def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """Yield a progress callback that shows a bar with a count and the time left, at a terminal."""
+    """Yield a progress callback that shows a bar with a count and the time left.
+
+    Where stderr is no terminal it writes a line every `_LINE_S` seconds instead.
+    """
     from rich import progress
     from rich.console import Console
 
     console = Console(stderr=True)
+    if not (quiet or console.is_terminal):
+        yield CountedLines(title, unit)
+        return
     columns = (
         progress.TextColumn(title),
         progress.BarColumn(),
         progress.TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
         progress.TimeRemainingColumn(),
     )
-    disable = quiet or not console.is_terminal
-    with progress.Progress(*columns, console=console, transient=True, disable=disable) as bar:
+    with progress.Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("", visible=False)  # until the total is known
         yield lambda now: bar.update(task, completed=now.done, total=now.total, visible=True)
+
+
+class CountedLines:
+    """A progress callback for a pipe or a file: lines on stderr, with a count and the time left.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, title: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._title, self._unit, self._clock = title, unit, clock
+        self._since = self._told = clock()
+        self._now: Progress | None = None
+
+    def __call__(self, now: Progress) -> None:
+        self._now = now
+        if self._clock() - self._told >= _LINE_S:
+            self._write(self._title)
+
+    def part(self, name: str) -> None:
+        """Write a line about a part that has ended."""
+        self._write(f"{self._title}: {name} done")
+
+    def _write(self, what: str) -> None:
+        self._told, now = self._clock(), self._now
+        counts, left = "", ""
+        if now and now.total:
+            counts = f", {now.done:,} of {now.total:,} {self._unit}"
+            seconds = (self._told - self._since) * (now.total - now.done) / max(1, now.done)
+            left = (
+                f", about {_duration(seconds)} left"
+                if now.total > now.done >= now.total / 20
+                else ""
+            )
+        click.echo(f"{what}{counts}{left}", err=True)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+@contextlib.contextmanager
+def no_echo(reads_lines: bool) -> Iterator[None]:
+    """Do not echo the keys of an answer or a load; they are part of the next line that is read.
+
+    Without `reads_lines` the terminal hands them on as they are: else it would take Ctrl-D for the
+    end of a line of its own, and the line editor would not get it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    try:
+        import termios
+
+        fd = sys.stdin.fileno()
+        if os.tcgetpgrp(fd) != os.getpgrp():  # in the background, where a change would stop it
+            raise OSError
+        before = termios.tcgetattr(fd)
+    except (ImportError, OSError, ValueError, AttributeError):  # not a Unix terminal
+        yield
+        return
+    quiet = list(before)
+    quiet[3] &= ~(termios.ECHO | (0 if reads_lines else termios.ICANON))
+    termios.tcsetattr(fd, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        # The terminal may be closed, or be that of another program by now.
+        with contextlib.suppress(termios.error, OSError):
+            if os.tcgetpgrp(fd) == os.getpgrp():
+                termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 @contextlib.contextmanager

@@ -104,6 +104,7 @@ def _dropped(told: Any) -> None:
     elif not isinstance(error, KeyboardInterrupt):
         sys.__unraisablehook__(told)
         return
+    handled(number)  # the watch waits for the signal that is sent again
     threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 

@@ -8,7 +8,7 @@ import click
 
 from .command import Command, as_called, file_option, flag, json_option, option
 from .options import check_above_0, is_given, load_models, model_options, read_text
-from .output import counted, print_json
+from .output import CountedLines, counted, print_json
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -23,6 +23,10 @@ _LONG_COUNT = 4  # default number of prompts with --long
 @file_option("-f --prompts", "File with one prompt per line.  [default: 10 bundled prompts]")
 @option("-c --count", "Number of prompts; at most 50 of the bundled ones.", type=int)
 @flag("--long", "Put 1,500 tokens before each prompt; the default of -c is then 4.")
+@flag(
+    "--quick",
+    "Check a part of it, in about a minute with a 1.5B model; the report names what is left out.",
+)
 @flag(
     "--under-load",
     "Instead run all texts together, 8 at once or as many as fit into memory, and compare "
@@ -62,10 +66,13 @@ def verify(**options: Any) -> int:
     Examples:
       gguf-spec verify
       gguf-spec verify -m target.gguf -d draft.gguf --count 10
+      gguf-spec verify -m target.gguf --quick
       gguf-spec verify --long
       gguf-spec verify --under-load
       gguf-spec verify -m target.gguf -d draft.gguf --prompts my-prompts.txt --json
     """
+    if options["quick"] and options["under_load"]:
+        raise click.UsageError("--quick cannot be combined with --under-load.")
     check_above_0(options, "count", "max_tokens", "draws", "minutes")
     prompts = None
     if options["prompts"] is not None:
@@ -79,6 +86,7 @@ def verify(**options: Any) -> int:
         few = _LONG_COUNT if options["long"] else PROMPTS if prompts is None else None
         prompts = (bundled_prompts() if prompts is None else prompts)[: options["count"] or few]
         with counted("verifying", "generations") as progress:
+            on_part = progress.part if isinstance(progress, CountedLines) else lambda _: None
             report = run(
                 llm,
                 prompts,
@@ -88,12 +96,14 @@ def verify(**options: Any) -> int:
                 n_draws=options["draws"],
                 seed=options["seed"],
                 limit_s=60 * options["minutes"],
+                quick=options["quick"],
                 progress=progress,
+                on_part=on_part,
             )
     if options["as_json"]:
         print_json(report.to_dict(), allow_nan=True)
     else:
-        _show(report, prompts)
+        _show(report, prompts, options["quick"])
     return 0 if report.ok else 1
 
 
@@ -116,14 +126,14 @@ def _load(options: dict[str, Any]) -> LLM:
             n //= 2
 
 
-def _show(report: Report, prompts: list[str]) -> None:
+def _show(report: Report, prompts: list[str], quick: bool) -> None:
     """Print the report: the summary, the differences, and the tables."""
     noise = "none: the passes in use give the logits of single-token passes"
     if report.noise:
         noise = f"up to {report.noise:.2g} logits"
     some = ""
     if report.n_prompts < len(prompts):
-        some = f" of {len(prompts)}: the time limit ended it (--minutes)"
+        some = f" of {len(prompts)}" + ("" if quick else ": the time limit ended it (--minutes)")
     lines = [report.sentence]
     lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
     if len(report.differences) > _SHOWN:
@@ -163,6 +173,8 @@ def _show(report: Report, prompts: list[str]) -> None:
             f"{test.accept:<28}{test.n_draws:>9}{test.n_drafted:>9}"
             f"{test.n_cells:>11}{statistic:>12}{test.p_value:>10.2g}"
         )
+    if report.left_out:
+        lines += ["", f"left out: {', '.join(report.left_out)}"]
     click.echo(as_called("\n".join(lines)))
 
 

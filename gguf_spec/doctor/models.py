@@ -29,6 +29,7 @@ from ..llama.options import ContextOptions
 from ..options import DEFAULT_CTX, DRAFT_WORDS, Draft, default_sampling
 from ..registry import hub as hub_module
 from ..registry.download import path as local
+from ..registry.proxy import by_proxy
 from ..registry.resolve import Entry, entries, resolve, user_file
 from ..runtime.load_options import LoadOptions, Plan
 from ..system.files import cache_file, read_json, this_machine, write_json
@@ -101,6 +102,8 @@ def hub() -> Check:
         return Check("hub", "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
     # the HTTP library depends on the version of huggingface_hub and has its own exceptions
     except Exception as error:
+        if proxied := by_proxy(error, where):
+            return Check("hub", "fail", *proxied)
         found = f"{where} cannot be reached: {error or type(error).__name__}"
         return Check("hub", "fail", found, todo)
     if status >= 400:

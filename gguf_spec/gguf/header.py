@@ -234,7 +234,9 @@ class Reader:
                 self.data += self.file.read(goal - len(self.data))
                 limit = len(self.data)
             if end > limit:
-                raise self.damaged(f"its header ends at byte {limit:,}, before it is complete")
+                error = self.damaged(f"its header ends at byte {limit:,}, before it is complete")
+                error.hint = "download it again; the last download may not have finished."
+                raise error
         return self.data
 
     def skip(self, n: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 from ..errors import (
@@ -92,18 +93,26 @@ def _read(path: Path) -> Header:
     except OSError as error:
         raise _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
-        raise NotAModelError(path, f"{path} is a directory.", "name the .gguf file inside it.")
+        raise _other_files().folder_refusal(path)
     if not stat.S_ISREG(mode):  # reading a pipe could block forever
         raise NotAModelError(path, f"{path} is not a regular file.", "name a GGUF file on a disk.")
     try:
         with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                hint = "use a file in the GGUF format; convert other formats first."
-                raise NotAModelError(path, f"{path.name} is not a GGUF file.", hint)
+            n_bytes = os.fstat(file.fileno()).st_size
+            if (head := file.read(4)) != b"GGUF":
+                other = _other_files()
+                head += file.read(other.FIRST_BYTES - len(head))
+                raise other.refusal(path, head, n_bytes)
             file.seek(0)
-            return Reader(file, path, os.fstat(file.fileno()).st_size).header()
+            return Reader(file, path, n_bytes).header()
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _other_files() -> ModuleType:
+    from . import other_files  # needed for wrong files alone
+
+    return other_files
 
 
 def _unreadable(path: Path, error: OSError) -> NotAModelError:

@@ -77,6 +77,11 @@ class CachedSequence:
         self.slow_first_pass = context.slow_first_pass
 
     @property
+    def n_ctx_limit(self) -> int | None:
+        """Longest context that the model can have here; None if unknown."""
+        return self.weights.n_ctx_limit
+
+    @property
     def native(self) -> Native:
         """The native objects of llama.cpp; an error if they are closed."""
         return self.weights.native

@@ -40,6 +40,7 @@ class Weights(OfOneProcess):
     Attributes:
         options: Load and context options.
         n_ctx: Capacity of the context, in positions; 0 without one.
+        n_ctx_limit: Longest context that the model can have here; None if unknown.
         n_vocab: V, the length of a row of logits.
         start: The BOS token; token 0 if the vocabulary has none.
         infill_marks: Tokens before prefix, suffix and middle of a text that is filled in; None if
@@ -54,6 +55,7 @@ class Weights(OfOneProcess):
     """
 
     n_ctx = 0
+    n_ctx_limit: int | None = None
     _error: type[ClosedError] = ClosedError
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:
@@ -208,7 +210,7 @@ class Weights(OfOneProcess):
         ids, n_read = self._beginning(text, special, False, most)
         if ids:
             estimate = len(ids) * len(text) // n_read
-            raise PromptTooLongError(estimate, self.n_ctx or most + 1, True)
+            raise PromptTooLongError(estimate, self.n_ctx or most + 1, True, self.n_ctx_limit)
 
     def first_tokens(self, text: str, n: int, *, special: bool) -> list[int]:
         """Return the first `n` token ids of a text, or all if there are fewer."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from ..errors import (
 from ..system.files import DISK_FULL
 from ..system.process import renewed
 from .models_file import Entry, Part
+from .proxy import by_proxy
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -333,7 +333,7 @@ def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | 
     if isinstance(error, NotAHubError):
         hint = f"{first}or log in to this network."
         return HubError(name, None, f"{where} does not respond like the hub.", hint)
-    if proxied := _by_proxy(error, kinds, reason):
+    if proxied := by_proxy(error, where):
         return UnreachableError(name, *proxied)
     if "TimeoutException" in kinds:
         hint = (
@@ -347,34 +347,6 @@ def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | 
         message = f"{entry.repo}/{part.file} cannot be downloaded: {reason.rstrip('.')}."
         hint = f"{first}check the name, or try `hf download {entry.repo} {part.file}`."
         return StoreError(name, message, hint)
-    return None
-
-
-def _by_proxy(error: Exception, kinds: set[str], reason: str) -> tuple[str, str] | None:
-    """Return message and hint of an error that a proxy caused; None for other errors."""
-    variable, address = _proxy() or ("HTTPS_PROXY", "")
-    address = address and f" {address} of {variable}"
-    hint = f"correct or unset {variable}, or name the host in NO_PROXY."
-    if "ProxyError" in kinds:
-        return f"the proxy{address} refuses the connection to {endpoint()}: {reason}.", hint
-    if address and ("ConnectError" in kinds or isinstance(error, (ConnectionError, ImportError))):
-        reason = "SOCKS needs the package socksio" if "SOCKS" in reason else reason
-        return f"the proxy{address} cannot be reached: {reason}.", hint
-    return None
-
-
-def _proxy() -> tuple[str, str] | None:
-    """Return the variable of the proxy for the hub and its address without a password."""
-    from urllib.parse import urlsplit
-    from urllib.request import proxy_bypass
-
-    url = urlsplit(endpoint())
-    if proxy_bypass(url.hostname or ""):  # NO_PROXY
-        return None
-    for name in (f"{url.scheme.upper()}_PROXY", "ALL_PROXY"):
-        for variable in (name.lower(), name):
-            if value := os.environ.get(variable):
-                return variable, re.sub(r"(?<=//)[^/@]*@", "", value)
     return None
 
 

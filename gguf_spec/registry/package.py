@@ -29,6 +29,7 @@ from ..system.files import move, sync
 from ..system.machine import format_bytes
 from ..system.subprogram import environment_of_others, is_frozen
 from .models_file import NPM, Piece
+from .proxy import correction, proxy_of, without_password
 
 MOST_OTHER_BYTES = 64 << 20  # bytes of a package beside the model, at most
 _CHUNK = 1 << 20  # bytes that are unpacked at a time
@@ -54,6 +55,15 @@ _NO_NETWORK = re.compile(
     r"|incomplete-download|not enough bytes were received|Read timed out"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|ERR_SOCKET_TIMEOUT"
 )
+# What a proxy causes; group 1 is its answer.
+_BY_PROXY = re.compile(
+    r"ProxyError|[Cc]annot connect to proxy|Proxy URL|SOCKS"
+    r"|Tunnel connection failed: (\d{3}[^'\"\n]*)|\b(407 Proxy Authentication Required)"
+    r"|407 Client Error"
+)
+_PROXY_SETTING = re.compile(r"^(?:[\w:-]+\.)?(?:https-)?proxy ?= ?['\"]([^'\"]+)", re.MULTILINE)
+_PATIENCE_S = 20.0  # for a list of settings
+_NPM_ERROR = re.compile(r"npm (?:error|ERR!) (?!code |A complete log)(\S.*)")
 _NO_VERSION = re.compile(
     r"No matching (?:distribution|version) found|Could not find a version|code E404"
 )
@@ -209,10 +219,17 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
     settings = f"{program}'s settings (`{program} config list`), {_BY_HAND}"
     if _NO_SPACE.search(output):
         return no_space(name, folder.parent, f"{package} was not downloaded")
+    if proxy := _proxy(package):
+        also = f" and the proxy {proxy[1]} of {proxy[0]}"
+        check_index, settings = check_index[:-1] + also + ".", settings.replace(")", ")" + also, 1)
     if _WRONG_HASH.search(output):
         why = "its content is not what the package index declares"
         message = f"{package} was not downloaded: {why}."
         return CorruptFileError(name, message, check_index, None, None)
+    if proxied := _by_proxy(package, output):
+        through, hint = proxied
+        why = f"{package} was not downloaded: {index} cannot be reached through {through}."
+        return UnreachableError(name, why, f"{hint}; {_BY_HAND}")
     if _NO_NETWORK.search(output):
         why = f"{index} cannot be reached, so {package} was not downloaded."
         return UnreachableError(name, why, f"check the connection and {settings}")
@@ -224,10 +241,64 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
         return PackageError(name, "version", f"{index} has no {package}: {has}.", check_index)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    errors = errors or [one[1] for line in lines if (one := _NPM_ERROR.match(line))][:1]
     # the last error on one line, without its colon or full stop
     last = (errors or lines or ["it wrote no reason"])[-1][:300].rstrip(".:")
     message = f"{program} cannot download {package}: {last}."
     return PackageError(name, "index", message, f"check {settings}")
+
+
+def _proxy(package: str) -> tuple[str, str, bool] | None:
+    """Return the variable of the proxy, the proxy, and whether NO_PROXY concerns it; or None."""
+    given = {name.lower(): name for name in os.environ}
+    own, registry, url, more = ["pip_proxy"], "pip_index_url", "https://pypi.org", []
+    if package.startswith(NPM):
+        own, registry = ["npm_config_https_proxy", "npm_config_proxy"], "npm_config_registry"
+        url, more = "https://registry.npmjs.org", ["HTTP_PROXY"]
+    url = os.environ.get(given.get(registry, ""), url)
+    found = proxy_of(url, [given[one] for one in own if one in given], more)
+    return (*found, found[0].lower() not in own) if found else None
+
+
+def _by_proxy(package: str, output: str) -> tuple[str, str] | None:
+    """Return the proxy without which there is no connection, and the hint; None if there is none.
+
+    pip and npm often do not say whether the proxy or the index is silent.
+    """
+    found, proof = _proxy(package), _BY_PROXY.search(output)
+    if not (proof or _NO_NETWORK.search(output)):
+        return None
+    answer = (proof[1] or proof[2] or "").strip() if proof else ""
+    end = f": {answer}" if answer else ""
+    if found:
+        variable, address, no_proxy = found
+        return f"the proxy {address} of {variable}{end}", correction(variable, answer, no_proxy)
+    address = _configured_proxy(package)
+    if not (proof or address):
+        return None
+    program = _index(package)[0].rpartition(" ")[2]
+    where = f"{program}'s settings (`{program} config list`)"
+    hint = f"correct or remove the proxy in {where}"
+    return f"the proxy{address and ' '}{address} of {program}'s settings{end}", hint
+
+
+def _configured_proxy(package: str) -> str:
+    """Return the proxy in the settings of pip or npm, without a password; empty if there is none.
+
+    Both list their settings, one a line: `global.proxy='...'`, `https-proxy = "..."`.
+    """
+    program = shutil.which("npm") if package.startswith(NPM) else sys.executable
+    pip = [] if package.startswith(NPM) else ["-I", "-m", "pip"]
+    env = environment_of_others()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(
+            [program or "npm", *pip, "config", "list"],
+            stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+            env=env, timeout=_PATIENCE_S, check=False,
+        )  # fmt: skip
+        if found := _PROXY_SETTING.search(listed.stdout):
+            return without_password(found[1])
+    return ""
 
 
 # ---- a file of an archive

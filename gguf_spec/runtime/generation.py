@@ -80,7 +80,7 @@ def check_request(request: Request, target: CachedSequence) -> None:
     if not request.prompt:
         raise EmptyPromptError
     if len(request.prompt) >= target.n_ctx:
-        raise PromptTooLongError(len(request.prompt), target.n_ctx)
+        raise PromptTooLongError(len(request.prompt), target.n_ctx, n_ctx_limit=target.n_ctx_limit)
     sampling = request.sampling
     for option, tokens in (
         ("prompt", check_ids(request.prompt)),

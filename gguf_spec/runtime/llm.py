@@ -35,6 +35,7 @@ from ..options import (
     Sampling,
     Speculation,
     check_types,
+    require,
     well_formed,
     with_options,
 )
@@ -107,6 +108,8 @@ class LLM(OfOneProcess):
         draft_notes: Those of `notes` that are about the choice of the draft.
         parallel_reason: Why `parallel` has its value; empty if the caller gave the number.
         n_ctx_max: Longest context with which the model could have been loaded, in tokens.
+        n_ctx_limit: Longest context that the model can have here, in tokens; on a GPU the trained
+            one. None if unknown.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class LLM(OfOneProcess):
         n_ctx_max: int = 0,
     ) -> None:
         self.name, self.n_ctx_max = name, max(n_ctx_max, pair.target.n_ctx)
+        self.n_ctx_limit = pair.target.n_ctx_limit
         self.draft_name = pair.draft.label if pair.draft else None
         self.prompt, self.speculation, self.notes = prompt, speculation, tuple(notes)
         self.sampling, self.sampling_sources = sampling or Sampling(), dict(sampling_sources or {})
@@ -572,7 +576,7 @@ class LLM(OfOneProcess):
         _ = self.vocabulary  # a closed LLM raises
         ids = encode(self._target, text, options, special=special, images=images, most=most)
         if most is not None and len(ids) > most:
-            raise PromptTooLongError(len(ids), self.n_ctx)
+            raise PromptTooLongError(len(ids), self.n_ctx, n_ctx_limit=self.n_ctx_limit)
         return ids
 
     def tokenize_infill(
@@ -610,7 +614,7 @@ class LLM(OfOneProcess):
             found = model.tokenize(text, special=False, start=False, most=most)
             n_before += len(found)
             if most is not None and n_before > most:
-                raise PromptTooLongError(n_before, self.n_ctx, True)
+                raise PromptTooLongError(n_before, self.n_ctx, True, self.n_ctx_limit)
             return found
 
         repository, file = model.file_marks
@@ -1025,9 +1029,8 @@ class Chat(OfOneProcess):
     ) -> None:
         """Start a conversation with a model; the other arguments are those of `LLM.chat`."""
         check_types(llm=llm, sampling=sampling, think=think)
-        if overflow not in ("error", "shift"):
-            raise InvalidOptionError("overflow", overflow, "error or shift")
-        self._llm, self._sampling, self._overflow = llm, sampling or Sampling(), overflow
+        self._llm, self._sampling = llm, sampling or Sampling()
+        self.overflow = overflow
         self.messages: list[dict[str, Any]] = []
         self.think = think
         self.last: Completion | None = None
@@ -1036,6 +1039,16 @@ class Chat(OfOneProcess):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self.messages)} messages, {self._llm!r}>"
+
+    @property
+    def overflow(self) -> Literal["error", "shift"]:
+        """Behaviour when the conversation no longer fits into the context, as for `LLM.chat`."""
+        return self._overflow
+
+    @overflow.setter
+    def overflow(self, value: Literal["error", "shift"]) -> None:
+        require("overflow", value, "error or shift", value in ("error", "shift"))
+        self._overflow: Literal["error", "shift"] = value
 
     @property
     def note(self) -> str:
@@ -1273,7 +1286,8 @@ class Chat(OfOneProcess):
             if len(messages) - first < 3:
                 if len(tokens) < self._llm.n_ctx:  # accept less room, for a short answer
                     return tokens
-                raise PromptTooLongError(len(tokens), self._llm.n_ctx)
+                llm = self._llm
+                raise PromptTooLongError(len(tokens), llm.n_ctx, n_ctx_limit=llm.n_ctx_limit)
             del messages[first : first + 2]
             tokens = self._encode(messages)
         return tokens

@@ -21,7 +21,7 @@ from ..gguf.adapters import read_projector
 from ..gguf.validation import Header, ModelFile, read_header
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
-from ..llama.backend import start_backend
+from ..llama.backend import start_backend, uses_gpu
 from ..llama.context import Context
 from ..llama.devices import check_placement
 from ..llama.embedder import Embedder
@@ -342,6 +342,9 @@ def open_plan(plan: Plan) -> LLM:
             translation,
             PairFiles(target, drafter),
         )
+        on_gpu = any(uses_gpu(options) for _, options in plan.headers)
+        # `longest_ctx` knows no memory of a GPU
+        target.weights.n_ctx_limit = (target.weights.n_ctx_train or None) if on_gpu else n_ctx_max
         llm = LLM(
             given.entry.name,
             pair,

@@ -487,7 +487,8 @@ class App:
             except PromptTooLongError as error:
                 if not job.tried and self._pool.ctx_max(llm) > error.n_prompt:
                     raise  # the context grows
-                job.post(Sent("too long", [error.n_prompt, error.n_ctx, "about" in error.message]))
+                about = "about" in error.message
+                job.post(Sent("too long", [error.n_prompt, error.n_ctx, about, error.n_ctx_limit]))
             except GgufSpecError as error:
                 job.post(Sent("refused", [error.message, error.hint]))
             except (ValueError, TypeError, KeyError, AttributeError):

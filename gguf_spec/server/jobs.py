@@ -190,7 +190,7 @@ def _check_room(prompts: Sequence[Any], llm: LLM) -> None:
         ids = joined(one, llm)
         ids = llm.tokenize(ids, most=llm.n_ctx - 1) if isinstance(ids, str) else ids
         if len(ids) >= llm.n_ctx:
-            raise PromptTooLongError(len(ids), llm.n_ctx)
+            raise PromptTooLongError(len(ids), llm.n_ctx, n_ctx_limit=llm.n_ctx_limit)
 
 
 def _score(

@@ -157,9 +157,9 @@ def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
 
 CALL = "/gguf-spec/call"
 _FACTS = (
-    "name", "draft_name", "n_ctx", "prompt", "parallel", "parallel_reason", "notes", "draft_notes",
-    "has_chat_template", "chat_template", "template_variables", "can_think", "can_see", "generates",
-    "sampling", "sampling_sources", "prompt_token_s",
+    "name", "draft_name", "n_ctx", "n_ctx_limit", "prompt", "parallel", "parallel_reason", "notes",
+    "draft_notes", "has_chat_template", "chat_template", "template_variables", "can_think",
+    "can_see", "generates", "sampling", "sampling_sources", "prompt_token_s",
 )  # fmt: skip
 _PACKED: dict[str, Callable[..., Any]] = {
     one.__name__: one
@@ -250,7 +250,12 @@ def call(
             options["on_prompt"] = lambda progress: send("progress", progress)
         with llm.stream(**options) as stream, reading(stream):
             send("begun", [stream.stats, stream.seed])
-            send("value", stream.run_to_end(lambda chunk: send("chunk", chunk)))
+
+            def send_chunk(chunk: Chunk) -> None:
+                send("stats", stream.stats)  # before it, for a client that ends the answer there
+                send("chunk", chunk)
+
+            send("value", stream.run_to_end(send_chunk))
     else:
         raise ValueError(method)
 
@@ -263,7 +268,7 @@ class ServedStream:
     """A generation in a server, as a `Stream` of this process.
 
     Attributes:
-        stats: Token counts and times; complete after the last chunk.
+        stats: Token counts and times of what arrived; complete after the last chunk.
     """
 
     def __init__(
@@ -326,6 +331,8 @@ class ServedStream:
                     return self._chunks[-1]
                 if kind == "value":
                     self._result, self.stats = value, value.stats
+                elif kind == "stats":
+                    self.stats = value
                 elif self._on_prompt and self._on_prompt(value) is False:
                     self.cancel()
         except _NotServedError as error:
@@ -478,6 +485,7 @@ class ServedLLM:
         self._waiting.append(end)
         try:
             if self._ended.is_set():
+                connection.close()  # `parts` closes it only once it has begun
                 raise ClosedError
             first = next(parts, None)  # an error comes here
         except _NotServedError:

@@ -499,7 +499,7 @@ def encode_chat(
     if template is None:
         raise TemplateError(f"{model.path.name} has no chat template.", Text("{}.", _AS_TEXT))
     if most is not None and len(messages) > most:  # each has a token
-        raise PromptTooLongError(len(messages), model.n_ctx, True)
+        raise PromptTooLongError(len(messages), model.n_ctx, True, model.n_ctx_limit)
     for message in messages:
         _check_message(message)
     if options.tools and not reads_tools(template):

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -70,6 +70,8 @@ __all__ = [
 PROMPTS = 10  # default number of bundled prompts
 # Tokens of text before each prompt of a long run, their minimum, and tokens left free.
 _LONG, _LEAST_LONG, _SPARE = (1500, 300, 16)
+# A quick run: tokens of a text, draws of a chi-square test, such tests, and its limit in seconds.
+_QUICK_TOKENS, _QUICK_DRAWS, _QUICK_LAWS, _QUICK_S = 24, 50, 2, 60.0
 PARALLEL = 8  # default number of requests at once
 _LOAD_WAYS = {
     "none": Speculation(0),
@@ -95,6 +97,7 @@ class Report:
         total_s: Duration in seconds.
         checks: One per feature: rows, near ties, warm caches and so on.
         n_parallel: Number of requests that ran at once; 1 without `under_load`.
+        left_out: What did not run, because of the time limit or `quick`.
     """
 
     target: str
@@ -109,6 +112,7 @@ class Report:
     total_s: float
     checks: tuple[Check, ...] = ()
     n_parallel: int = 1
+    left_out: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -165,7 +169,9 @@ def verify(
     n_draws: int = 1000,
     seed: int = 1,
     limit_s: float | None = None,
+    quick: bool = False,
     progress: OnProgress = lambda _: None,
+    on_part: Callable[[str], object] = lambda _: None,
 ) -> Report:
     """Compare speculation with plain decoding.
 
@@ -183,7 +189,11 @@ def verify(
         seed: Seed of the first text; each further prompt uses the next seed.
         limit_s: Time limit in seconds. No further prompt or check starts after it, and the
             chi-square tests use at most a third of it, unless 50 generations each take longer.
+        quick: Take a part of it that needs about a minute with a model of 1.5B parameters: one
+            prompt with shorter texts, fewer draws for two of the chi-square tests, and of the
+            further checks those that begin within a minute. `left_out` of the report has the rest.
         progress: Called with the finished texts, draws and checks.
+        on_part: Called with the name of each part that ends, such as `prompt 1 of 10`.
 
     Raises:
         InvalidOptionError: There is no prompt, or a number is out of range.
@@ -192,7 +202,9 @@ def verify(
     """
     run = _Run(limit_s, progress)
     prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
-    n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
+    n_given = len(prompts)
+    least = _QUICK_TOKENS if quick else 300 if long else 64
+    n_tokens = least if n_tokens is None else n_tokens
     if not prompts or isinstance(prompts, str):
         allowed = "a list of one text or more"
         raise InvalidOptionError("prompts", prompts, allowed, "write at least one text.")
@@ -201,33 +213,47 @@ def verify(
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
     for prompt in prompts:
         _check_room(llm, prompt)
+    if quick:
+        prompts, n_draws = prompts[:1], min(n_draws, _QUICK_DRAWS)
+        run.limit_s = min(run.limit_s, _QUICK_S)
     before = _long_text(llm, prompts, n_tokens) if long else ""
     longer = [before + prompt for prompt in prompts]
     if under_load:
         return _check_load(llm, longer, n_tokens, seed, run)
-    ways, laws_in_use = ways_of(llm), rules_of(llm)
+    ways, rules = ways_of(llm), rules_of(llm)
+    laws_in_use = rules[:_QUICK_LAWS] if quick else rules
     noise = noise_in_use(llm, ways.values())
     texts = TextChecks(llm, n_tokens, noise)
     requests = RequestChecks(texts, prompts[0], seed)
     run.total = len(prompts) * len(SAMPLINGS) * (1 + len(ways)) + len(requests.parts)
     run.total += sum(n_draws_of(way, n_draws) for way in laws_in_use)
     checks = [check_rows(llm, ways.values()), *check_kernels(llm)]
+    on_part("rows of passes")
     reference, laws = Reference(llm, prompts[0], exact=not noise), []
     for i, way in enumerate(laws_in_use):
         until = run.started + run.limit_s * (i + 1) / (3 * len(laws_in_use))
         laws.append(drawn(llm, reference, way, n_draws, seed, until=until, on_draw=run.one_more))
+        on_part(f"first tokens under {way}")
+    left_out = [f"first tokens under {way}" for way in rules[len(laws_in_use) :]]
     for name, part in requests.parts.items():
         omitted = Check(name, 0, "omitted: the time limit ended it")
         checks.append(omitted if run.is_late() else part())
         run.one_more()
+        (left_out.append if checks[-1] is omitted else on_part)(name)
     n_prompts = 0
     for prompt in longer:
         if n_prompts and run.is_late():
             break
         texts.compare(prompt, n_prompts, seed, run.one_more)
         n_prompts += 1
+        on_part(f"prompt {n_prompts} of {len(longer)}")
+    if n_prompts < n_given:
+        left_out.append(f"{n_given - n_prompts} of {n_given} prompts")
     checks.insert(1, texts.near_ties())
-    return _report(llm, texts, run, checks, n_prompts=n_prompts, n_tokens=n_tokens, laws=laws)
+    return _report(
+        llm, texts, run, checks, n_prompts=n_prompts, n_tokens=n_tokens, laws=laws,
+        left_out=tuple(left_out),
+    )  # fmt: skip
 
 
 class _Run:

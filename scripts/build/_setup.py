@@ -213,9 +213,7 @@ def make(kind: str, want: dict, missing: list) -> None:
     mark(["ready-run", *(["ready-test"] if kind == "test" else [])], want)
     say(f"Ready after {time.monotonic() - start:.0f} s.")
     if kind == "run":
-        say(
-            "The model that answers now is a small one, for tries. One that is of use on this machine:"
-        )
+        say("The model that answers now is a small one, for tries. Larger ones for this machine:")
         command = [VENV / "bin" / "python", "-I", "-m", "gguf_spec", "models", "recommend"]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

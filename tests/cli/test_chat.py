@@ -470,7 +470,7 @@ def test_set_takes_lists_and_shows_all_options(chat):
     assert {"temperature", "k", "drafter", "logit_bias", "json_schema"} <= {
         line.split()[0] for line in err.splitlines()
     }
-    assert "overflow" not in err
+    assert err.count("overflow") == 1  # that of the chat, not of one answer
 
 
 SET_WRONG = {
@@ -509,12 +509,15 @@ def test_set_ctx_loads_the_model_with_another_context(chat):
     assert code == 1 and "The context holds 300 tokens. The conversation is read again." in said
     assert "Removed: hello" in said  # the conversation is still there
     assert "Error: --ctx is '5k' but must be a whole number, 2 or more." in said
-    assert f"{'max_tokens':<22}2 (changed)" in said and said[-1] == f"{'ctx':<22}300"
+    assert f"{'max_tokens':<22}2 (changed)" in said and said[-2:] == [
+        f"{'ctx':<22}300",
+        f"{'overflow':<22}error",
+    ]
 
 
 def test_a_message_that_is_too_long_names_the_command_for_a_larger_context(chat):
     code, _out, err = seen(chat(["/set ctx 64", "a" * 200]))
-    assert code == 1 and "Hint: /set ctx 256 goes on with a larger context; or send less." in err
+    assert code == 1 and "Hint: /set ctx 256 goes on with a larger one, or send less." in err
 
 
 def test_model_keeps_the_conversation_and_what_was_set(chat, work):
@@ -726,3 +729,20 @@ def test_chats_are_in_the_order_of_their_last_answers(tmp_path, monkeypatch):
     assert chats.number(2).title == "a"
     chats.write([{"role": "user", "content": "a"}], "m", {})
     assert [one.title for one in chats.newest()] == ["d", "c", "c"], "it has no answer now"
+
+
+def test_overflow_is_set_in_the_chat(chat):
+    _, _, shown = seen(chat(["/set overflow", "/set overflow shift", "/set overflow x"]))
+    assert "overflow              error: a full context is an error." in shown
+    assert "overflow              shift: the oldest messages are left out." in shown
+    assert "Hint: write /set overflow shift, or /set overflow error." in shown
+
+
+def test_a_full_chat_names_only_what_helps(chat):
+    """At the length of the training no larger context; for one message alone no shift; and the named command works."""
+    code, _, err = seen(chat(["a" * 3000], "--ctx", "2048"))
+    assert code == 1 and err.splitlines()[-1] == "Hint: send less."
+    lines = ["hello", "a" * 2040, "/set overflow shift", "a" * 1900]
+    code, out, err = seen(chat(lines, "--ctx", "2048"))
+    assert "Hint: /set overflow shift leaves out the oldest messages, or send less." in err
+    assert err.count("Error: ") == 1 and out.count(SAYS) == 2

@@ -359,7 +359,7 @@ def test_errors_are_shown_and_the_chat_continues(terminal):
         "Error: there is no command /hlep.\nHint: did you mean /help? Begin the line with a space to send it to the model."
         in seen
     )
-    assert "Hint: /set ctx" in terminal.ask("x" * 300)
+    assert "Hint: /set ctx" in terminal.ask("x" * 150)
     assert SAYS in terminal.ask("hello")
     terminal.type("C-d")
     assert terminal.end() == 0

@@ -38,8 +38,8 @@ def bad(tmp_path_factory, work):
 MODELS = {
     "gone.gguf": ["there is no file", "gone.gguf"],
     "": ["is a directory"],
-    "picture.gguf": ["picture.gguf is not a GGUF file"],
-    "empty.gguf": ["empty.gguf is not a GGUF file"],
+    "picture.gguf": ["picture.gguf is not a GGUF file but a picture"],
+    "empty.gguf": ["empty.gguf is not a GGUF file but empty"],
     "header.gguf": ["header.gguf is a damaged GGUF file", "3,000"],
     "weights.gguf": ["weights.gguf is cut short", "download it again"],
     "mute.gguf": ["mute.gguf has no tokenizer"],
@@ -58,6 +58,13 @@ def test_target(generate_here, bad, name, said):
 @pytest.mark.parametrize("name", ["gone.gguf", "picture.gguf", "weights.gguf", "mute.gguf"])
 def test_draft(generate_here, bad, name):
     check(generate_here("a", "-d", bad / name), 1, *MODELS[name])
+
+
+@pytest.mark.parametrize("command", ["path", "show", "pull"])
+def test_commands_about_models_refuse_what_is_no_model(here, bad, command):
+    for name in ("picture.gguf", "empty.gguf"):
+        check(here("models", command, bad / name), 1, *MODELS[name])
+    check(here("models", command, bad), 1, f"{bad} is a directory with ", " GGUF files")
 
 
 def test_a_draft_of_another_vocabulary(generate_here, bad):

@@ -15,6 +15,7 @@ from huggingface_hub import close_session
 
 import gguf_spec
 from gguf_spec import models
+from gguf_spec.cli import models as models_command
 from gguf_spec.errors import UnreachableError
 from gguf_spec.registry import resolve
 from tests.support import children
@@ -489,7 +490,7 @@ def test_list(run, hub):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("width", [60, 80, 100, 160])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 def test_list_fits_the_terminal(command, tmp_path, width):
     line, settings = command("list", env={"TERM": "xterm"})
     settings = {name: value for name, value in settings.items() if name != "COLUMNS"}
@@ -498,7 +499,8 @@ def test_list_fits_the_terminal(command, tmp_path, width):
     assert code == 0
     assert max(map(len, lines)) < width
     assert ("licence" in lines[0]) == (width == 160)
-    assert any(one.endswith("...") for one in lines)
+    assert any(one.endswith("...") for one in lines) == (width > 60)  # cut notes
+    assert "here" in lines[0] and any("qwen2.5-coder-1.5b " in one for one in lines)
 
 
 def test_show(run, hub, home):
@@ -612,7 +614,27 @@ def test_recommend(here):
         one.stderr,
     )
     first, second = out.splitlines()
-    assert code == 0 and first.startswith("nomic-embed-text-v1.5: 262 MiB, fits here.")
-    assert second == "To download it: gguf-spec models pull nomic-embed-text-v1.5"
+    assert code == 0 and first.split() == ["fast", "nomic-embed-text-v1.5", "262", "MiB", "fits"]
+    assert second == "To download one: gguf-spec models pull NAME"
     told = json.loads(here("models", "recommend", "code", "--json", text=True).stdout)
     assert told["name"].startswith("qwen2.5-coder-") and told["here"]
+    names = [one["name"] for one in told["choices"].values()]
+    assert told["name"] in names
+    lines = here("models", "recommend", "code", text=True).stdout.splitlines()
+    assert [line.split()[:2] for line in lines[: len(names)]] == [
+        [choice, one["name"]] for choice, one in told["choices"].items()
+    ]
+
+
+@pytest.mark.parametrize("width", [39, 59, 79, 119, None])
+def test_a_narrow_list_keeps_whole_names_and_speeds(width):
+    rows = [
+        ("", "name", "size", "here", "licence", "draft", "note"),
+        ("*", "smollm2-135m-instruct", "1.0 GiB", "slow, ~0.8 tok/s", "apache-2.0", "ngram", "a " * 40),
+    ]  # fmt: skip
+    lines = models_command._lines(rows, width)
+    assert width is None or all(len(line) <= width for line in lines)
+    assert "smollm2-135m-instruct" in lines[1]
+    assert ("slow, ~0.8/s" if width == 39 else "slow, ~0.8 tok/s") in lines[1]
+    assert ("licence" in lines[0]) is (width is None or width == 119)
+    assert ("note" in lines[0]) is (width is None or width >= 79)

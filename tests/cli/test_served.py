@@ -297,8 +297,13 @@ def test_a_cancelled_answer_ends_in_the_server_too(llm, server, monkeypatch):
     sampling = Sampling(seed=1, max_tokens=1500, ignore_eos=True)
     with llm.stream("Once", sampling) as stream:
         assert next(stream).tokens
+        assert stream.stats.n_generated > 0 and stream.stats.tokens_per_s > 0
         stream.cancel()
         list(stream)  # what had arrived
+        counts = stream.result.stats
+        assert counts.n_generated == len(stream.result.tokens)
+        assert counts.total_s > counts.prompt_s > 0 and counts.tokens_per_s > 0
+        assert counts.rounds > 0 and counts.verify_s > 0
         assert (stream.result.finish_reason, stream.result.seed) == ("cancelled", 1)
     until(lambda: server._app.worker.n_running == 0)
     assert sum(len(one.tokens) for one in sent if isinstance(one, Chunk)) < 1500

@@ -25,6 +25,7 @@ import gguf_spec
 from gguf_spec import AsyncLLM, Sampling, Speculation
 from gguf_spec.batch.requests import LineDefaults
 from gguf_spec.errors import ClosedError, ForkedError, PromptTooLongError
+from gguf_spec.llama import native
 from gguf_spec.speculative.pair import ModelPair
 
 SHORT = Sampling(max_tokens=4, seed=1)
@@ -162,6 +163,39 @@ def fork_collect(llm):
         gc.collect()
 
     return in_child(child)
+
+
+def fork_frees_nothing(llm):
+    """The child frees no context and no weights, from its first moment on: its parent uses them."""
+    parent, freed = os.getpid(), []
+    for name in ("llama_free", "llama_model_free"):  # a model takes them when it is loaded
+        free = getattr(native.C, name)
+
+        def noted(*handle, free=free):
+            freed.append(handle)
+            if os.getpid() == parent:
+                free(*handle)
+
+        setattr(native.C, name, noted)
+    n = llm.parallel
+    llm.close()
+    llm = load(n)
+    stream = llm.stream("Once", SHORT)
+    next(stream)
+
+    def child():
+        for one in (stream, llm):
+            with contextlib.suppress(ForkedError):
+                one.close()
+        gc.collect()
+        return not freed
+
+    code = in_child(child)
+    stream.close()
+    assert llm.generate("Once", SHORT).tokens  # the parent goes on
+    llm.close()
+    assert freed  # what the child would have called
+    return code
 
 
 def fork_subprocess(llm):

@@ -30,6 +30,7 @@ from gguf_spec.verify.checks import (
     check_rows,
     chi_square,
     how_far,
+    rules_of,
 )
 from tests.exactness.planted_bugs import BUGS, accept_always, keep_checks, rows_scaled
 
@@ -150,7 +151,24 @@ def test_the_command_passes(tmp_path, monkeypatch):
     assert all(
         distribution["ok"] and distribution["p_value"] > 1e-5 for distribution in report["laws"]
     )
-    assert run.stderr == ""
+    lines = run.stderr.splitlines()  # one for each part, as stderr is no terminal
+    parts = ("rows of passes", "first tokens under coupled", "first tokens under block", "grammars")
+    for part in (*parts, "stop strings", "prompt 2 of 2"):
+        assert any(line.startswith(f"verifying: {part} done") for line in lines)
+
+
+@pytest.mark.full
+def test_a_quick_run_says_what_it_leaves_out(tales, prompts):
+    ended = []
+    report = verify(tales, prompts, quick=True, limit_s=0.0, on_part=ended.append)
+    laws = [f"first tokens under {one}" for one in rules_of(tales)]
+    assert report.ok and report.n_tokens == 24 and report.n_prompts == 1
+    n_laws = len(report.laws)
+    assert 0 < n_laws < len(laws) and {one.n_draws for one in report.laws} == {50}
+    assert ended == ["rows of passes", *laws[:n_laws], "prompt 1 of 1"]
+    omitted = [one.name for one in report.checks if one.found.startswith("omitted")]
+    left = f"{len(prompts) - 1} of {len(prompts)} prompts"
+    assert report.left_out == (*laws[n_laws:], *omitted, left) and omitted
 
 
 @pytest.mark.full

@@ -59,7 +59,9 @@ def test_a_name_nearly_right_is_suggested():
 
 
 def test_directory(tmp_path):
-    assert ".gguf" in refused(NotAModelError, tmp_path, f"{tmp_path} is a directory").hint
+    assert (
+        "GGUF" in refused(NotAModelError, tmp_path, f"{tmp_path} is a directory that is empty").hint
+    )
 
 
 @pytest.mark.parametrize(

