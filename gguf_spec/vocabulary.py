@@ -30,6 +30,10 @@ class Vocabulary(Protocol):
         """Capacity of the context, in tokens; 0 without one."""
 
     @property
+    def n_ctx_limit(self) -> int | None:
+        """Longest context that the model can have here, in tokens; None if unknown."""
+
+    @property
     def special_tokens(self) -> Mapping[str, Any]:
         """The ids `bos` and `eos`, negative if missing, and whether texts get them: `add_bos`."""
 
