@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .instruction import Reading, Rename, bounded
+from .instruction import Reading, Rename, beside_rename, bounded
 from .languages import Code, Language, keywords, language_of, read_code
 from .parts import UNREADABLE, Part
 
@@ -63,7 +63,7 @@ def edit_by_code(reading: Reading) -> CodeEdit | None:
         return replace(found, doubt=found.doubt or "what limits the rename was not read")
     if not found or reading.scope or reading.is_everywhere:
         return found
-    is_lost = found.n_places > 1 and _IN_PLACE.search(reading.instruction)
+    is_lost = found.n_places > 1 and _IN_PLACE.search(beside_rename(reading.instruction))
     return replace(found, doubt="the named place was not found") if is_lost else found
 
 
@@ -83,8 +83,8 @@ _LIMITS = re.compile(
 
 def _is_limited(rename: Rename, reading: Reading) -> bool:
     """Return whether an instruction has a limit that no place in the text was found for."""
-    rest = reading.instruction.replace(rename.old, " ", 1).replace(rename.new, " ", 1)
-    found = _LIMITS.search(rest)
+    names = re.compile(rf"(?<![\w$]){re.escape(rename.old)}(?![\w$])")
+    found = _LIMITS.search(names.sub(" ", beside_rename(reading.instruction)))
     is_read = bool(reading.scope or reading.kept) and bool(found and found[0].isascii())
     return bool(found) and not is_read
 
@@ -392,7 +392,7 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     if not chosen:
         return None
     doubt = doubt or _doubt_of_places(old, allowed, source, reading)
-    doubt = doubt or _doubt_of_name(new, chosen, source, reading)
+    doubt = doubt or _doubt_of_name(old, new, chosen, source, reading)
     found = _written(chosen, old, new, reading, doubt)
     known = set[str]() if doubt else keywords("\n".join(reading.lines), language)
     word = new.lstrip(_MARKS)
@@ -423,8 +423,8 @@ def _doubt_of_places(name: str, uses: Sequence[_Use], source: Code, reading: Rea
     return ""
 
 
-def _doubt_of_name(new: str, uses: Sequence[_Use], source: Code, reading: Reading) -> str:
-    if not _is_name(new, reading.language):
+def _doubt_of_name(old: str, new: str, uses: Sequence[_Use], source: Code, reading: Reading) -> str:
+    if not _is_name(new, reading.language, has_hyphen="-" in old):
         return f"{new} cannot be a name here"
     return _taken(new) if _is_taken(new, uses, source.code, reading) else ""
 
@@ -443,15 +443,17 @@ _SQL_WORDS = re.compile(
 )
 
 
-def _is_name(name: str, language: Language) -> bool:
+def _is_name(name: str, language: Language, has_hyphen: bool = False) -> bool:
     if language.lexer == "sql":
         return bool(re.fullmatch(r"[^\W\d]\w*", name)) and not _SQL_WORDS.fullmatch(name)
-    inner = r"[\w-]*" if language.traits & {"hyphens", "styles"} else r"[\w$]*"
+    takes_hyphens = has_hyphen or language.traits & {"hyphens", "styles"}
+    inner = r"[\w-]*" if takes_hyphens else r"[\w$]*"
     return bool(re.fullmatch(rf"(?:--|[$@.#])?(?:[^\W\d]|\$){inner}", name))
 
 
 # before the name of a member
 _MEMBER = re.compile(r"(?:(?<!\.)\.|->|::)\s*$")
+_MEMBER_BY_ARROW = re.compile(r"(?:->|::)\s*$")  # where a dot joins texts
 _DEFINES = re.compile(
     r"\b(?:fun|func|fn|def|function|sub|init|constructor|class|struct|record|interface|enum|object|"
     r"trait|type|union|if|for|foreach|while|switch|catch|when|match)\b[^;{}=]*$"
@@ -475,7 +477,8 @@ def _role(use: _Use, language: Language) -> str:
     if "sigils" in traits and (sign := re.search(r"(@@|[$@%&])\{?$", before)):
         is_other = language.lexer == "perl" and re.match(r"\s?[\[{]", use.after)
         return sign[1] + use.after.lstrip()[:1] * bool(is_other)
-    if _MEMBER.search(before) or (language.lexer == "lua" and re.search(r"\w:$", before)):
+    member = _MEMBER_BY_ARROW if language.lexer in {"php", "perl"} else _MEMBER
+    if member.search(before) or (language.lexer == "lua" and re.search(r"\w:$", before)):
         return "member"
     return _role_in_brackets(use, language)
 

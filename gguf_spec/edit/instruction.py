@@ -144,7 +144,7 @@ def read(instruction: str, lines: list[str], parts: Sequence[Part], name: str) -
         wanted = wanted.replace(mention[0], " ; ", 1)
     rename = read_rename(wanted, lines, parts)
     named = rename
-    if not rename and (found_rename := _RENAME.search(wanted)):  # with more to do: no place either
+    if not rename and (found_rename := _renamed_in(wanted)):  # with more to do: no place
         named = Rename(found_rename["old"], found_rename["new"], True)
     wanted = _behind(wanted, named) if named else wanted
     scope = _mentioned(wanted, lines, parts, named)
@@ -457,12 +457,58 @@ def _a_value(group: str) -> str:
     )
 
 
-_RENAME = re.compile(
-    r"(?i)\brename\s+(?:all\s+|every\s+|each\s+)?(?:(?:the|local|its|instance|global)\s+)*"
-    rf"(?:(?P<kind>{_KIND}|attribute|argument|column|label|anchor|identifier)\s+)?"
-    rf"{_name('old')}(?:\s+(?:{_KIND}|attribute|argument|column))?"
-    rf"(?P<place>\s+(?:in|of|inside)\s+[^,;]*?)?\s+(?:to|as|into|->|=>|→)\s+{_name('new')}"
+_KIND_OF_NAME = (
+    rf"(?:{_KIND}|attribute|argument|column|label|anchor|identifier|component|hook|prop|ref|local|"
+    r"sub|subroutine|procedure|macro|module|namespace|package|trait|protocol|record|alias|const)"
 )
+# a name that no word of a sentence or value is: with an underscore, a mark, or capitals inside
+_CODE_NAME = r"(?=[\w$]*(?:_|\$|[a-z0-9][A-Z]))[\w$]+"
+_ANY_NAME = r"(?!(?:true|false|null|none|nil|yes|no|on|off)\b)[^\W\d][\w$]*"
+_RENAMES = (
+    re.compile(
+        r"(?i)\brename\s+(?:all\s+|every\s+|each\s+)?(?:(?:the|local|its|instance|global)\s+)*"
+        rf"(?:(?P<kind>{_KIND_OF_NAME})\s+)?"
+        rf"{_name('old')}(?:\s+{_KIND_OF_NAME})?"
+        rf"(?P<place>\s+(?:in|of|inside)\s+[^,;]*?)?\s+(?:to|as|into|->|=>|→)\s+{_name('new')}"
+    ),
+    re.compile(
+        rf"(?i)(?:\bthe\s+)?(?:local\s+)?(?:\b(?P<kind>{_KIND_OF_NAME})\s+)?{_name('old')}\s+"
+        rf"(?:should|must|shall|is\s+to)\s+be\s+(?:called|named|renamed\s+to)\s+"
+        rf"(?!(?:once|twice|first|last|again|only|always|never|when|with|before|after|on|by|from|at|"
+        rf"in|for|if|every|each|as|until|without|while|here|there|a|an|the)\b){_name('new')}"
+    ),
+    re.compile(  # German
+        rf"(?i)(?:\b(?P<kind>{_KIND_OF_NAME}|funktion|methode|klasse|variable|spalte|feld)\s+)?"
+        rf"{_name('old')}\s+(?:in|zu|nach)\s+{_name('new')}\s+um(?:be)?nennen\b"
+    ),
+    re.compile(  # Chinese
+        r"(?:(?P<kind>函数|方法|类|变量|参数|字段|列)\s*)?"
+        r"[`\"“]?(?P<old>[A-Za-z_$][\w$]*)[`\"”]?\s*(?:改名为|重命名为|重命名成|更名为|改名成)\s*"
+        r"[`\"“]?(?P<new>[A-Za-z_$][\w$]*)[`\"”]?",
+        re.ASCII,
+    ),
+    re.compile(
+        rf"(?i)\A\s*`?(?P<kind>)(?P<old>{_ANY_NAME})`?\s*(?:->|=>|→)\s*`?(?P<new>{_ANY_NAME})`?\s*\.?\s*$"
+    ),
+    re.compile(
+        rf"\A\s*(?P<kind>)(?P<old>{_CODE_NAME})\s+should\s+be\s+(?P<new>{_CODE_NAME})\s*\.?\s*$"
+    ),
+)
+_KINDS_ELSEWHERE = {
+    "funktion": "function", "methode": "method", "klasse": "class", "spalte": "column",
+    "feld": "field", "函数": "function", "方法": "method", "类": "class", "变量": "variable",
+    "参数": "parameter", "字段": "field", "列": "column", "component": "", "hook": "function",
+    "prop": "", "ref": "", "local": "variable", "sub": "function", "subroutine": "function",
+    "procedure": "function", "module": "", "namespace": "", "package": "", "trait": "",
+    "protocol": "", "record": "", "alias": "", "const": "variable",
+}  # fmt: skip
+
+
+def _renamed_in(text: str) -> re.Match[str] | None:
+    """Return where an instruction asks for a rename."""
+    return next(filter(None, (one.search(text) for one in _RENAMES)), None)
+
+
 _REPLACE = re.compile(
     r"(?i)\b(?P<verb>replace|substitute|change|swap)\s+(?:the\s+)?(?:(?:all|every|each)\s+)?"
     r"(?:the\s+)?(?:(?:occurrences?|uses?|mentions?|instances?)\s+of\s+)?(?:the\s+)?"
@@ -481,6 +527,15 @@ _INSTEAD = re.compile(
 )
 
 
+def beside_rename(text: str) -> str:
+    """Return what an instruction says beside a rename: its place, its limits, other wishes."""
+    found = _renamed_in(text)
+    if not found:
+        return text
+    place = found.groupdict().get("place") or ""
+    return f"{text[: found.start()]} {place} {text[found.end() :]}"
+
+
 def _value(found: re.Match[str], which: str) -> str:
     groups = (found[f"{which}{one}"] for one in "abcd")
     return next((group for group in groups if group is not None), "")
@@ -488,12 +543,13 @@ def _value(found: re.Match[str], which: str) -> str:
 
 def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Rename | None:
     """Return the rename or the exact replacement that is asked for; None for another change."""
-    if found := _RENAME.search(text):
+    if found := _renamed_in(text):
         old, new = found["old"].rstrip("."), found["new"].rstrip(".")
         if _occurs(old.rpartition(".")[2], lines) and not re.search(
             r"(?i)\b(and|also|then)\b.*\b(add|remove|change|update|make)\b", text[found.end() :]
         ):
-            return Rename(old, new, True, (found["kind"] or "").lower())
+            kind = (found["kind"] or "").lower()
+            return Rename(old, new, True, _KINDS_ELSEWHERE.get(kind, kind))
     if found := _FROM_TO.search(text):
         old, new = _value(found, "o"), _value(found, "n").rstrip(".")
         what = found["what"].lower()

@@ -2,10 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gguf_spec.edit import EditPlan
+from gguf_spec.edit.instruction import read_rename
+
+SMALL = yaml.safe_load((Path(__file__).parents[1] / "data" / "renames.yaml").read_text("utf-8"))
 
 V = "rename the variable total to whole"
 # name, text, instruction, the new text
@@ -239,3 +244,61 @@ def test_a_text_that_is_not_code_is_asked_about(name):
     for atom in ("`", "${", "<a ", "a{", "/", '"', "a<", "<<A\n"):
         plan = EditPlan(atom * 400 + " a", "rename a to b", name=name)
         assert plan.needs_model or plan.result_by_code().hunks
+
+
+WORDS = [
+    ("rename total to sum", "total", "sum", ""),
+    ("please rename the component Btn to Button", "Btn", "Button", ""),
+    ("rename sub rnd to round_to", "rnd", "round_to", "function"),
+    ("the interface Opts should be called LoadOptions", "Opts", "LoadOptions", "interface"),
+    ("the local width should be named columns", "width", "columns", ""),
+    ("m_width should be width_", "m_width", "width_", ""),
+    ("Ticks -> ElapsedTicks", "Ticks", "ElapsedTicks", ""),
+    ("bitte calc in area umbenennen", "calc", "area", ""),
+    ("die Funktion calc in area umbenennen", "calc", "area", "function"),
+    ("函数 fail 改名为 die", "fail", "die", "function"),
+    ("把变量 total 重命名为 sum", "total", "sum", "variable"),
+]
+
+
+@pytest.mark.parametrize(("ask", "old", "new", "kind"), WORDS)
+def test_words_that_ask_for_a_rename(ask, old, new, kind):
+    found = read_rename(ask, [f"x = {old}(1)"], [])
+    assert (found.old, found.new, found.kind, found.is_name) == (old, new, kind, True)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "timeout should be 30",
+        "debug should be false",
+        "80 -> 8080",
+        "true -> false",
+        "total should be positive",
+        "it should be called twice",
+        "the function total should be called before it",
+        "add a -> b",
+    ],
+)
+def test_words_that_ask_for_something_else(ask):
+    lines = ["timeout = 80", "debug = true", "total, it, a"]
+    found = read_rename(ask, lines, [])
+    assert found is None or not found.is_name
+
+
+@pytest.mark.parametrize("case", SMALL, ids=[one["name"] for one in SMALL])
+def test_the_small_renames_are_right_or_asked_about(case):
+    """Written by somebody who had not read the rules."""
+    plan = EditPlan(case["text"], case["ask"], name=case["file"])
+    if plan.needs_model:
+        return
+    edit = plan.result_by_code()
+    assert edit.refused or edit.text in case["right"]
+
+
+def test_most_small_renames_that_are_simple_are_made_without_a_question():
+    simple = [one for one in SMALL if one.get("simple")]
+    plans = [(one, EditPlan(one["text"], one["ask"], name=one["file"])) for one in simple]
+    made = [one for one, plan in plans if not (plan.needs_model or plan.result_by_code().refused)]
+    assert len(simple) == 20
+    assert len(made) >= 18
