@@ -190,6 +190,10 @@ class GgufSpecError(Exception):
         notes[0] = f"Hint: {self.hint}"
         return notes if self.hint else notes[1:]
 
+    @__notes__.setter
+    def __notes__(self, notes: list[str]) -> None:
+        vars(self)["_notes"] = ["", *(note for note in notes if note != f"Hint: {self.hint}")]
+
     @property
     def message(self) -> str:
         """The fact, as in `str(error)`."""

@@ -320,7 +320,7 @@ def load_arguments(
         given["draft_lora"] = ()
     if file := options.get("chat_template_file"):
         given["chat_template"] = read_text(file)
-    if (template := given["chat_template"]) and "{" not in template:
+    if (template := given.get("chat_template")) and "{" not in template:
         allowed = "the text of a template in Jinja; names such as chatml are not known"
         raise InvalidOptionError("chat_template", template, allowed)
     verbose = options["verbose"] > 0

@@ -221,7 +221,9 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
         return no_space(name, folder.parent, f"{package} was not downloaded")
     if proxy := _proxy(package):
         also = f" and the proxy {proxy[1]} of {proxy[0]}"
-        check_index, settings = check_index[:-1] + also + ".", settings.replace(")", ")" + also, 1)
+        check_index = f"{check_index[:-1]}{also}."
+        before, end, after = settings.partition(")")
+        settings = before + end + also + after
     if _WRONG_HASH.search(output):
         why = "its content is not what the package index declares"
         message = f"{package} was not downloaded: {why}."

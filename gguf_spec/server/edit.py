@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.responses import JSONResponse
 
-from ..edit import Edit, EditPlan, EditPrompt
 from ..errors import InvalidOptionError, NoEditError
 from ..options import Speculation
 from ..results import Completion
@@ -21,6 +20,7 @@ from .replies import Reply, finish_reason, usage
 from .requests import SHARED, Body, CompletionRequest, request_of
 
 if TYPE_CHECKING:
+    from ..edit import Edit, EditPrompt
     from ..runtime.llm import LLM
 
 
@@ -77,6 +77,8 @@ class EditForm:
 
     def fitted(self, request: CompletionRequest, llm: LLM) -> CompletionRequest:
         """Return the request with its prompt for a model."""
+        from ..edit import EditPrompt
+
         text, instruction, name, part, beside = self._asked
         self._prompt = prompt = EditPrompt(llm, text, instruction, name, part, beside=beside)
         sampling, most = prompt.limited(request.sampling, self._max_tokens), request.sampling
@@ -112,6 +114,8 @@ _Planned: TypeAlias = "tuple[bytes | None, bytes, tuple[Any, ...]]"
 
 def _planned(text: str, instruction: str, name: str, scope: Sequence[str]) -> _Planned:
     """Return the answer of an edit by code, or None with its plan and what a prompt needs."""
+    from ..edit import EditPlan
+
     plan = EditPlan(text, instruction, name=name, scope=scope)
     if not plan.needs_model:
         return _answer(plan.result_by_code(), {"usage": None}), b"", ()

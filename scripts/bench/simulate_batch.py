@@ -63,6 +63,7 @@ class RecordedSlots:
             slots[0].weight_bytes,
             slots[0].cached_bytes,
         )
+        self.can_roll_back = slots[0].can_roll_back
         self.cost, self.clock, self.reads_free, self.rows = cost, clock, reads_free, []
         for i, slot in enumerate(slots):
             slot.index, slot.context = i, self

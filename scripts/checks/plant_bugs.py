@@ -151,7 +151,7 @@ BUGS = (
         "elif n < len(one.tokens):", "elif False:",
         ("gguf/test_slots.py",)),
     Bug("a slot whose place was taken still lists its tokens", "llama/context.py",
-        "sequence, free\n        free.forget()", "sequence, free",
+        "moved, lost\n        lost.forget()", "moved, lost",
         ("gguf/test_slots.py", "gguf/test_scheduler.py")),
     Bug("a part is made longer than its context", "llama/context.py",
         "max(0, min(width, self.n_ctx - n_past) - len(tokens))", "max(0, width - len(tokens))",

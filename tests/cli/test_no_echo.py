@@ -1,6 +1,7 @@
 """Keys that are typed while models are loaded and measured are not echoed, and are kept."""
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.cli.output import no_echo
+from tests.support import children
 
 # Without an argument it is in the foreground of its terminal.
 SHOW = """
 import fcntl, os, sys, termios
 from gguf_spec.cli.output import no_echo
+from tests.support import children
 
 def echoes():
     return bool(termios.tcgetattr(0)[3] & termios.ECHO)
@@ -35,13 +38,13 @@ print(before, during, echoes(), "" if sys.argv[1:] else sys.stdin.readline(), fl
 @pytest.mark.parametrize("more", [[], ["background"]])
 def test_echo_is_off_during_the_block_and_keys_are_kept(more):
     """A program in the background leaves the terminal as it is: a change would stop it."""
-    main, other = os.openpty()
+    main, other = pty.openpty()
     os.write(main, b"kept\n")
     command = [sys.executable, "-c", SHOW, *more]
-    with subprocess.Popen(
+    with children.Child(
         command, stdin=other, stdout=subprocess.PIPE, start_new_session=True, text=True
     ) as child:
-        out = child.communicate(timeout=120)[0].split()
+        out = child.communicate()[0].split()
     os.close(main)
     os.close(other)
     assert out == (["True"] * 3 if more else ["True", "False", "True", "kept"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gguf_spec import Sampling, Speculation
 from gguf_spec.llama import backend
 from gguf_spec.options import K_MAX
+from gguf_spec.runtime.profile_files import of_this_build
 from gguf_spec.sampling import near_ties
 from gguf_spec.sampling.near_ties import NOISE_MARGIN, SingleTokenReference, is_near_tie
 from gguf_spec.sampling.rng import SeededRng
@@ -324,14 +325,15 @@ def test_a_build_without_its_flags_drafts_nothing_without_exact_passes(monkeypat
     features, gpu = {"LLAMAFILE": "1"}, []
     monkeypatch.setattr(backend, "build_features", lambda: features)
     monkeypatch.setattr(backend, "offloads", lambda: bool(gpu))
+    profile = of_this_build(profile)
     assert [profile.widest(exact) for exact in (True, False)] == [1, K_MAX + 1]
     assert "-DGGML_LLAMAFILE=OFF" in profile.exact_passes
     assert replace(profile, exact_width=65).widest(True) == 65
     gpu.append(1)
-    assert profile.widest(True) == K_MAX + 1
+    assert of_this_build(profile).widest(True) == K_MAX + 1
     gpu.clear()
     features.clear()
-    assert profile.widest(True) == K_MAX + 1
+    assert of_this_build(profile).widest(True) == K_MAX + 1
 
 
 def test_a_model_with_noise_has_no_exact_pass_and_one_without_has_all():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.datastructures import Headers
 
 from gguf_spec.server import Settings, connections, requests, serve_in_thread
 from gguf_spec.server.connections import Connection, most_connections
@@ -118,7 +119,9 @@ def test_a_phone_may_take_its_time(monkeypatch, rate, is_taken):
         now_s[0] += 1
         return {"type": "http.request", "body": b"x" * left.pop(), "more_body": bool(left)}
 
-    reading = BodyReader(Settings(), lambda: False).receive(SimpleNamespace(receive=receive))
+    reading = BodyReader(Settings(), lambda: False).receive(
+        SimpleNamespace(receive=receive, headers=Headers())
+    )
     if is_taken:
         assert len(asyncio.run(reading)) == 100 * rate
         assert now_s[0] == 100

@@ -64,7 +64,7 @@ def no_plan(*_arguments, **_options):
 
 def test_a_text_is_read_in_a_child_process(server, monkeypatch):
     """Its expressions would keep the event loop waiting, in any thread."""
-    monkeypatch.setattr(route, "EditPlan", no_plan)
+    monkeypatch.setattr("gguf_spec.edit.EditPlan", no_plan)
     answer = edit(server, instruction="set the port of the section [b] to 90").json()
     assert answer["text"] == TEXT.replace("81", "90")
     monkeypatch.setattr(route, "_answer", no_plan)

@@ -38,7 +38,7 @@ def test_classes_of_the_official_client(client):
 
 CHAT = [
     ({"n": 0}, "n"), ({"n": True}, "n"), ({"n": 129}, "n"), ({"functions": [{}]}, "functions"), ({"moderation": {}}, "moderation"),
-    ({"reasoning_effort": "lots"}, "reasoning_effort"), ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
+    ({"reasoning_effort": 3}, "reasoning_effort"), ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
     ({"echo": True}, "echo"),
     ({"temperature": "hot"}, "temperature"), ({"temperature": 10**400}, None), ({"top_k": 1.5}, "top_k"),
     ({"seed": 2**64}, "seed"), ({"max_tokens": -2}, "max_tokens"),
@@ -68,8 +68,8 @@ CHAT = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
 ]  # fmt: skip
 TEXT = [
-    ({"prompt": None}, "prompt"), ({"prompt": ["a", 1.5]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a", "b"], "n": 65}, "n"),
-    ({"prompt": [1, "a", []]}, "prompt"), ({"prompt": {"a": 1}}, "prompt.prompt_string"),
+    ({"prompt": None}, "prompt"), ({"prompt": ["a", 1.5]}, "prompt[1]"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a", "b"], "n": 65}, "n"),
+    ({"prompt": [1, "a", []]}, "prompt[1]"), ({"prompt": {"a": 1}}, "prompt.prompt_string"),
     ({"suffix": "x", "prompt": [1]}, "suffix"), ({"suffix": 5}, "suffix"), ({"suffix": "x", "echo": True}, "suffix"), ({"logprobs": 21}, "logprobs"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": 1, "suffix": "x"}, "suffix"),
     ({"max_tokens": -2}, "max_tokens"),

@@ -519,7 +519,7 @@ WRONG = [
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
     ({"text": {"format": {"type": "json_object"}}, "grammar": 'root ::= "a"'}, "grammar"),
-    ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+    ({"reasoning": {"effort": 3}}, "reasoning.effort"),
     ({"reasoning": {"summary": "x"}}, "reasoning.summary"),
     ({"reasoning": 1}, "reasoning"),
     ({"truncation": "x"}, "truncation"),

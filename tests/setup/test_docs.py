@@ -52,6 +52,7 @@ OTHER_OPTIONS = {
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
 OTHER_OPTIONS |= {"--contenders", "--long", "--peer", "--runs", "--users", "--widths"}  # of scripts
+OTHER_OPTIONS |= {"--jinja", "--no-webui"}  # of llama-server
 OTHER_OPTIONS |= {"--onefile", "--find-links", "--no-index"}  # of PyInstaller, pip
 OTHER_OPTIONS |= {"--include-distribution-metadata", "--include-package", "--include-package-data"}
 OTHER_OPTIONS |= {"--mode", "--nofollow-import-to", "--noinclude-custom-mode"}  # of Nuitka

@@ -355,6 +355,8 @@ def test_no_flag_in_texts_of_the_library():
         "scripts/run --native",
         "gguf-spec serve --cors-origin",
         "gguf-spec serve --allow-host",
+        "gguf-spec serve --timeout",
+        "(--timeout)",
         "gguf-spec chat --forget",
     )
     tables = package / "options.py"
