@@ -156,7 +156,7 @@ def test_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys, fault, fails
         folder = _llama_wheel.cache_folder()
         assert folder.parent == tmp_path != cache
         (folder / "logs").mkdir(exist_ok=True)
-        (folder / "wheels").mkdir()
+        (folder / "wheels").mkdir(exist_ok=True)
         if fails:
             raise KeyError
     assert _llama_wheel.cache_folder() == cache / "gguf-spec"
