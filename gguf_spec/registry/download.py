@@ -282,7 +282,7 @@ def pull(
         if came or is_offline:
             raise
         _LOG.warning("%s It is downloaded again.", error.message)
-        came, sizes = _download(entry, True, tell)
+        came, sizes = _download(entry, False, tell)  # what is damaged was deleted
         paths, found = _verified(entry, sizes, tell)
     return Pulled(entry.name, paths, sum(path.stat().st_size for path in paths), came, found)
 
