@@ -344,7 +344,7 @@ def full_disk(place: Place) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument(
-        "--only", default="", metavar="WORD", help="damages with this in their name"
+        "--only", action="append", metavar="WORD", help="damages with this in their name"
     )
     parser.add_argument("--list", action="store_true", help="show the names of the damages")
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
