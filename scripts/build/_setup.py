@@ -344,7 +344,9 @@ N_KEPT_PACKAGES = 4
 def kept_packages(kind: str, want: dict) -> Path:
     """Return the folder of the cache with the packages that `want` leads to."""
     about = {
-        name: value for name, value in want.items() if name not in (KERNELS, PLACE, OUR_VERSION)
+        name: value
+        for name, value in want.items()
+        if name not in (KERNELS, LIBRARY, PLACE, OUR_VERSION)
     }
     return cache_folder() / "packages" / digest(kind, about, ARCHIVE)
 

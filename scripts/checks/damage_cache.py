@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -180,7 +181,11 @@ DAMAGES = [
         for one in (cut, empty, missing, a_folder, dangling)
     ),
     Damage("default model: other_owner", MODEL, other_owner, LOADED, root=True),
-    Damage("folder of the model: no_mode", "models/[0-9a-f]*[0-9a-f]", no_mode, "downloading"),
+    Damage(
+        "folder of the model: no_mode",
+        "models/[0-9a-f]*[0-9a-f]",
+        no_mode,
+    ),
     *(
         Damage(f"measurements: {one.__name__}", "*/*.json", one)
         for one in (zeros, cut, flip, a_folder, dangling, no_mode)
@@ -192,7 +197,6 @@ DAMAGES = [
         "",
         ("wheels", "kernels", "packages", "logs"),
     ),
-    Damage("the cache: other_owner", ".", other_owner, "cannot be used", root=True),
 ]
 IN_CLONE = [
     Damage(".venv: a_file", ".venv", a_file),
@@ -286,7 +290,7 @@ class Place:
             folders = [
                 one
                 for one in (self.cache / kind).glob("*")
-                if one.is_dir() and ".part" not in one.name
+                if one.is_dir() and not re.search("[.](part|lock)", one.name)
             ]
             if len(folders) != n or not all(map(kept.whole, folders)):
                 found.append(f"{kind} are not whole")
@@ -303,7 +307,7 @@ def tried(place: Place, damage: Damage, *, in_clone: bool) -> str:
     for pattern in damage.without:
         for path in [*base.glob(pattern)]:
             missing(path)
-    paths = [base] if damage.where == "." else sorted(base.glob(damage.where))
+    paths = sorted(base.glob(damage.where))
     if not paths and not damage.without:
         return f"there is no {damage.where}"
     for path in paths:
@@ -317,28 +321,43 @@ def tried(place: Place, damage: Damage, *, in_clone: bool) -> str:
         wrong.append(f"not said: {damage.says!r}")
     if "Traceback" in done.stderr:
         wrong.append("a trace")
-    if damage.says != "cannot be used":
-        wrong += place.faults()
-        again = place.run("--version")  # nothing is left to do
-        if again.returncode or again.stderr:
-            wrong.append("the next run sets up again")
+    wrong += place.faults()
+    again = place.run("--version")  # nothing is left to do
+    if again.returncode or again.stderr:
+        wrong.append("the next run sets up again")
     return "; ".join(wrong) + (f"\n{done.stderr}" if wrong else "")
 
 
 def full_disk(place: Place) -> str:
     """Let the cache lie on a disk that has room for nothing, and return what is wrong."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place.cache]
     place.renew(True)
-    kept.discard(place.cache)
+    missing(place.cache)
     place.cache.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place.cache], capture_output=True, check=False)  # fmt: skip
-    if mounted.returncode:
+    if subprocess.run(command, capture_output=True, check=False).returncode:
         return "not tried"
     try:
-        done = place.run("generate", "Once", "--model", "tales", "-n", "4", "--draft", "none")
-        said = "cannot be used" in done.stderr
-        return "" if done.returncode == 0 and said else f"exit {done.returncode}\n{done.stderr}"
+        return without_cache(place)
     finally:
         subprocess.run(["umount", place.cache], check=True)
+
+
+def cache_of_another_user(place: Place) -> str:
+    if os.geteuid():
+        return "not tried"
+    place.renew(True)
+    other_owner(place.cache)
+    return without_cache(place)
+
+
+def without_cache(place: Place) -> str:
+    """Let the set-up take a temporary folder; a model in the cache cannot be had then."""
+    done = place.run("generate", "Once", "--model", "tales", "-n", "4", "--draft", "none")
+    is_said = "cannot be used" in done.stderr and "Traceback" not in done.stderr
+    return "" if done.returncode == 0 and is_said else f"exit {done.returncode}\n{done.stderr}"
+
+
+UNUSABLE = {"a full disk": full_disk, "the cache of another user": cache_of_another_user}
 
 
 def main() -> int:
@@ -353,7 +372,7 @@ def main() -> int:
     rows = [(one, False) for one in DAMAGES] + [(one, True) for one in IN_CLONE]
     rows = [(one, clone) for one, clone in rows if any(word in one.name for word in words) and not (one.root and os.geteuid())]  # fmt: skip
     if args.list:
-        print(*(one.name for one, _ in rows), "full disk", sep="\n")
+        print(*(one.name for one, _ in rows), *UNUSABLE, sep="\n")
         return 0
     results = {}
     with tempfile.TemporaryDirectory(
@@ -366,9 +385,10 @@ def main() -> int:
             results[damage.name] = wrong = tried(place, damage, in_clone=in_clone)
             first = wrong.partition("\n")[0] or "answers, and all is whole"
             print(f"{damage.name:40} {time.monotonic() - began:5.1f} s  {first}", flush=True)
-        if any(word in "full disk" for word in words):
-            results["full disk"] = wrong = full_disk(place)
-            print(f"{'full disk':48} {wrong or 'answers from a temporary folder'}")
+        for name, tries in UNUSABLE.items():
+            if any(word in name for word in words):
+                results[name] = wrong = tries(place)
+                print(f"{name:48} {wrong or 'answers from a temporary folder'}", flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
     bad = {name: wrong for name, wrong in results.items() if wrong not in ("", "not tried")}

@@ -288,6 +288,15 @@ def test_a_damaged_mark_or_program_is_made_again(machine, damage):
 
 
 @pytest.mark.full
+def test_a_clone_with_kernels_takes_the_packages_of_one_without(machine, kernels):
+    machine.run()
+    kept.discard(machine.clone / ".venv")
+    done = machine.run("x")
+    assert "(about ten seconds)" in done.stderr
+    assert len(machine.calls("hatchling")) == 1
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("no/where")])
 def test_something_in_the_place_of_the_environment_is_replaced(machine, make):
     make(machine.clone / ".venv")
