@@ -879,7 +879,7 @@ class BindingError(GgufSpecError, ImportError):
         super().__init__(
             f"llama-cpp-python {version} cannot be used: {reason}.",
             f"install {tested}, the version that is tested, and its own library "
-            "(LLAMA_CPP_LIB_PATH names another one).",
+            "(LLAMA_CPP_LIB_PATH names another one); in a clone: remove .venv, then scripts/run.",
         )
         self.version, self.reason = version, reason
 

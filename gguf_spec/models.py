@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import GgufSpecError
 from .options import require
-from .registry.download import Pulled, check_room, find, path, pull, remove, verified
+from .registry.download import Pulled, check_room, curable, find, path, pull, remove, verified
 from .registry.models_file import USES, Entry, Part, Piece
 from .registry.resolve import ModelName, entries, resolve
 from .system.machine import available_bytes, format_bytes, read_speed
@@ -187,6 +187,8 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
 
     entry = resolve(model, models_file)
     file = ModelFile(path(entry))
+    with curable(entry):
+        _ = file.header
     options = ContextOptions(extra_bufts=extra_bufts_work())
     load = LoadOptions(
         entry=entry,

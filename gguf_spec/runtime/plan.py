@@ -28,6 +28,7 @@ from ..llama.memory import (
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
+from ..registry.download import curable
 from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.cost_model import BatchCosts, CostModel, Pace
@@ -79,8 +80,10 @@ def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]
     given: ModelFile | None = None
     if load.draft.word not in ("none", "ngram"):
         if load.draft.model:
-            path = local(resolve(load.draft.model, load.models_file))
-            given = ModelFile(path, as_draft=True)
+            entry = resolve(load.draft.model, load.models_file)
+            given = ModelFile(local(entry), as_draft=True)
+            with curable(entry):
+                _ = given.header
         head = _head(load, given)
         notes += [f"{head.why_not}: drafts come from elsewhere."] if head.why_not else []
     draft = None if head.kind else given

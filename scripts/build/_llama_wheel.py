@@ -19,8 +19,11 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
+import zlib
 from pathlib import Path
 
+import kept
 import ready_made
 
 CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
@@ -313,17 +316,24 @@ def stop_children() -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting_for: str):
-    with path.open("a") as file:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # a folder, a link that leads nowhere, or a file of another user
+        kept.discard(path)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"Waiting for {waiting_for}.")
             fcntl.flock(file, fcntl.LOCK_EX)
-        _locks[file.fileno()] = threading.current_thread()
+        _locks[file] = threading.current_thread()
         try:
             yield
         finally:
-            del _locks[file.fileno()]
+            del _locks[file]
+    finally:
+        os.close(file)
 
 
 def failure(what: str, log) -> Problem:
@@ -382,13 +392,13 @@ def get_kernels(which: str, pip: list, log) -> None:
         return
     target = build_kernels.SOURCES / build_kernels.LIBRARY
     folder = cache_folder() / "kernels"
-    kept = folder / f"{kernels_key(inputs)}.so"
+    mine = folder / kernels_key(inputs)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        kept.usable(folder)
         with locked(folder / "lock", "another clone that compiles the kernels"):
-            if not kept.is_file():
+            if not kept.find(mine, say):
                 for leftover in folder.glob("part*"):  # of a set-up that was killed
-                    shutil.rmtree(leftover, ignore_errors=True)
+                    kept.discard(leftover)
                 with tempfile.TemporaryDirectory(prefix="part", dir=folder) as part:
                     compiler = kernel_compiler(Path(part), pip, log)
                     env = {
@@ -397,12 +407,16 @@ def get_kernels(which: str, pip: list, log) -> None:
                         "ZIG_GLOBAL_CACHE_DIR": f"{part}/zig",
                     }
                     say(f"Compiling the kernels ({', '.join(build_kernels.sets(which))}).")
-                    command = [sys.executable, build_kernels.__file__, "--sets", which, part]
+                    made = Path(part, "made")
+                    made.mkdir()
+                    command = [sys.executable, build_kernels.__file__, "--sets", which, made]
                     if call(command, log, env):
                         raise Problem("the kernels were not compiled", f"The log: {log.name}")
-                    Path(part, build_kernels.LIBRARY).replace(kept)
-            shutil.copy(kept, target.with_suffix(".part"))
-            target.with_suffix(".part").replace(target)
+                    kept.keep(made, mine)
+            new = target.with_suffix(".part")
+            kept.discard(new)
+            shutil.copy(mine / build_kernels.LIBRARY, new)
+            kept.place(new, target)
     except Problem as problem:
         say(f"Warning: {problem}, so llama.cpp's are used. {problem.hint}")
     except OSError as error:
@@ -446,16 +460,25 @@ def cache_folder() -> Path:
     return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "gguf-spec"
 
 
+def new_log(name: str) -> Path:
+    """Return the path of a log, which is not there."""
+    kept.usable(cache_folder() / "logs")
+    path = cache_folder() / "logs" / name
+    kept.discard(path)
+    return path
+
+
 def cache_problem(settings: dict) -> str:
     """Return why the cache cannot take the wheel that `settings` lead to; empty if it can, or has it."""
     import tempfile
 
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for one in ("logs", "wheels", "packages", "kernels"):
+            kept.usable(folder / one)
         with tempfile.TemporaryFile(dir=folder):
             free_mb = shutil.disk_usage(folder).free / 1e6
-        if free_mb >= ROOM_MB or find_wheel(folder / "wheels" / wheel_key(settings)):
+        if free_mb >= ROOM_MB or kept.whole(folder / "wheels" / wheel_key(settings)):
             return ""
     except OSError as error:
         return error.strerror or str(error)
@@ -495,20 +518,6 @@ def usable_cache(settings: dict):
         _instead.clear()
 
 
-def find_wheel(folder: Path):
-    """Return the finished wheel in `folder`, or None."""
-    import zipfile
-
-    return next(
-        (
-            path
-            for path in sorted(folder.glob("llama_cpp_python-*.whl"))
-            if zipfile.is_zipfile(path)
-        ),
-        None,
-    )
-
-
 def get_wheel(settings: dict, pip: list, log) -> Path:
     """Return the llama-cpp-python wheel that `settings` lead to, from the cache, after making it if it is not there.
 
@@ -520,15 +529,21 @@ def get_wheel(settings: dict, pip: list, log) -> Path:
     import tempfile
 
     folder = cache_folder() / "wheels" / wheel_key(settings)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    kept.usable(folder.parent)
     with locked(
         folder.with_name(folder.name + ".lock"), "another clone that makes the same library"
     ):
-        wheel = find_wheel(folder)
-        if wheel:
-            return wheel
+        with contextlib.suppress(OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            (older,) = folder.iterdir()  # of a version that kept no sums
+            with zipfile.ZipFile(older) as archive:
+                damaged = archive.testzip()
+            if not damaged:
+                kept.add_sums(folder)
+        found = kept.find(folder, say)
+        if found:
+            return found[0]
         for leftover in folder.parent.glob(folder.name + ".part*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            kept.discard(leftover)
         with tempfile.TemporaryDirectory(prefix=folder.name + ".part", dir=folder.parent) as part:
             if settings["llama.cpp"] == READY_MADE:
                 row = ready_made.build_here()
@@ -547,9 +562,8 @@ def get_wheel(settings: dict, pip: list, log) -> Path:
                     f"Compiling llama-cpp-python {llama_version()} for this machine, once: {guess}."
                 )
                 compile_wheel(Path(part), settings["CMAKE_ARGS"], pip, log)
-            shutil.rmtree(folder, ignore_errors=True)
-            (Path(part) / "wheel").rename(folder)
-        return find_wheel(folder)
+            kept.keep(Path(part) / "wheel", folder)
+        return kept.whole(folder)[0]
 
 
 def get_wheel_or_compile(settings: dict, pip: list, log) -> tuple:
@@ -588,5 +602,5 @@ def compile_wheel(part: Path, args: list, pip: list, log) -> None:
         f"--wheel-dir={part / 'wheel'}",
     ]
     command = [*pip, "wheel", *options, f"llama-cpp-python=={llama_version()}"]
-    if call(command, log, env, Progress()) or not find_wheel(part / "wheel"):
+    if call(command, log, env, Progress()) or not list((part / "wheel").glob("*.whl")):
         raise failure("compiling llama-cpp-python", log)

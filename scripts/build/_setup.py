@@ -7,6 +7,7 @@ Only the standard library; must start on Python 3.8, to report the error there. 
 """
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "build"))  # `python -I` leaves it out
 
 import build_kernels  # noqa: E402 -- found by the path set above
+import kept  # noqa: E402 -- found by the path set above
 from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
     KERNELS_SWITCH,
@@ -41,6 +44,7 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
     get_wheel_or_compile,
     kernels_key,
     locked,
+    new_log,
     say,
     stop_children,
     usable_cache,
@@ -50,8 +54,9 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
 VENV = ROOT / ".venv"
 PIP = [VENV / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
 OLDEST, NEWEST = (3, 10), (3, 14)
-KERNELS, PLACE, OUR_VERSION, PACKAGES = (
+KERNELS, LIBRARY, PLACE, OUR_VERSION, PACKAGES = (
     "the kernels",
+    "the file of the kernels",
     "the place of this folder",
     "the version of gguf-spec",
     "the list of packages",
@@ -60,10 +65,14 @@ KERNELS, PLACE, OUR_VERSION, PACKAGES = (
 WORKERS = ROOT / "plugins" / "gguf-spec-workers"  # what a build with RPC is for
 OTHERS = ("gguf-spec-compat", "gguf-spec-ray", "gguf-spec-trim")
 PLUGINS = [*(ROOT / "plugins" / name for name in OTHERS), WORKERS]
-COMMON = (KERNELS, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
+COMMON = (KERNELS, LIBRARY, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
 # how pip starts a program: see first_lines()
 PYTHON_SCRIPT = re.compile(
     rb"\A#!(/bin/sh\n'''exec' [^\n]*/bin/python[^\n]*\n' '''\n|[^\n]*/bin/python[^\n]*\n)"
+)
+# what pip says of a file of its own cache that is not the package that the index declares, and of one that it cannot unpack
+DAMAGED = re.compile(
+    "DO NOT MATCH THE HASHES|is invalid|BadZipFile|Bad CRC|Bad magic number|zlib.error|incorrect header check|JSONDecodeError|UnicodeDecodeError"
 )
 DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
 
@@ -74,7 +83,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model
 def made_for(kind: str) -> dict:
     """Return what .venv was made for; empty where it is not ready for `kind` (`run` or `test`)."""
     try:
-        have = json.loads((VENV / f"ready-{kind}.json").read_text(encoding="utf-8"))
+        with kept.opened(VENV / f"ready-{kind}.json") as file:
+            have = json.loads(file.read())
     except (OSError, ValueError):
         return {}
     return have if isinstance(have, dict) else {}
@@ -86,6 +96,7 @@ def wanted(kind: str) -> dict:
     have = made_for("run")
     return {
         KERNELS: kernels_key(build_kernels.inputs(sets(kind))),
+        LIBRARY: sum_of_kernels(),
         PLACE: str(ROOT),
         OUR_VERSION: next(line for line in package.splitlines() if line.startswith("__version__")),
         PACKAGES: digest(
@@ -97,12 +108,34 @@ def wanted(kind: str) -> dict:
     }
 
 
+def sum_of_kernels() -> str:
+    """Return the sum of the compiled kernels in this folder; empty where there are none."""
+    try:
+        return kept.sum_of(build_kernels.SOURCES / build_kernels.LIBRARY)
+    except OSError:
+        return ""
+
+
 def sets(kind: str) -> str:
     """Return which instruction sets have kernels: the best one, or for the tests those that this processor has.
 
     Where the tests were set up, all of theirs stay.
     """
     return "here" if kind == "test" or made_for("test") else "best"
+
+
+def is_program(path: Path) -> bool:
+    """Return whether a file begins as a program does: the shell runs an empty one, without a word."""
+    try:
+        with kept.opened(path) as file:
+            return os.access(path, os.X_OK) and file.read(2) in (
+                b"#!",
+                b"\x7fE",
+                b"\xcf\xfa",
+                b"\xca\xfe",
+            )
+    except OSError:
+        return False
 
 
 def changed(kind: str, want: dict) -> list:
@@ -113,7 +146,7 @@ def changed(kind: str, want: dict) -> list:
     programs = [
         f".venv/bin/{name}"
         for name in ("python", "gguf-spec")
-        if not os.access(VENV / "bin" / name, os.X_OK)
+        if not is_program(VENV / "bin" / name)
     ]
     return programs + [
         name for name, value in want.items() if value is not None and have.get(name) != value
@@ -125,11 +158,16 @@ def changed(kind: str, want: dict) -> list:
 
 def install(log, *what) -> None:
     """Install packages; the wheel of llama-cpp-python and the kernels are ours to make, not the build backend's."""
-    options = ["--no-compile", "--constraint", CONSTRAINTS]
-    if call(
-        [*PIP, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
-    ):
-        raise failure("installing the packages", log)
+    command = [*PIP, "install", "--no-compile", "--constraint", CONSTRAINTS, *what]
+    env = {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
+    if not call(command, log, env):
+        return
+    problem = failure("installing the packages", log)
+    if DAMAGED.search(Path(log.name).read_text(encoding="utf-8", errors="replace")):
+        say("pip was given a damaged package, so it fetches all of them again.")
+        if not call([*command, "--no-cache-dir"], log, env):
+            return
+    raise problem
 
 
 def install_here(log, *folders) -> None:
@@ -170,31 +208,37 @@ def set_up(kind: str) -> None:
 
 def make(kind: str, want: dict, missing: list) -> None:
     start = time.monotonic()
-    log_path = cache_folder() / "logs" / f"setup-{digest(str(ROOT))}.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("wb") as log, log_path.with_suffix(".kernels.log").open("wb") as other_log:
+    log_path, other_path = (
+        new_log(f"setup-{digest(str(ROOT))}{one}.log") for one in ("", ".kernels")
+    )
+    with log_path.open("wb") as log, other_path.open("wb") as other_log:
         which = sets(kind)
-        if missing == [KERNELS]:
+        if {*missing} <= {KERNELS, LIBRARY}:
+            if missing == [LIBRARY]:
+                say("The compiled kernels are missing or damaged, so they are made again.")
             get_kernels(which, PIP, log)
             mark([path.stem for path in VENV.glob("ready-*.json")], want)
             return
         stale = changed("run", want)
-        remake = [name for name in stale if name != KERNELS]
+        remake = [name for name in stale if name not in (KERNELS, LIBRARY)]
         if remake:
             check_tools(want)
         for old in VENV.glob("ready-*.json"):
-            old.unlink()
-        with ThreadPoolExecutor(1) as beside:
+            kept.discard(old)
+        with ThreadPoolExecutor(2) as beside:
+            keeping = None
             try:
                 have = make_venv(remake, kind, want, log) if remake else "run"
                 kernels = beside.submit(get_kernels, which, PIP, other_log)
                 if not have:
                     want = install_packages(want, log)
-                    keep_packages("run", want)
+                    keeping = beside.submit(keep_packages, "run", want, to_keep())
                 if kind == "test" and have != "test":
+                    if keeping:
+                        keeping.result()
                     say("Installing the tools for the checks (about half a minute).")
                     install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
-                    keep_packages("test", want)
+                    keeping = beside.submit(keep_packages, "test", want, to_keep())
                 if kind == "test":
                     install_here(log, *PLUGINS)
                 elif RPC[0] in (want.get("CMAKE_ARGS") or ()):
@@ -204,12 +248,16 @@ def make(kind: str, want: dict, missing: list) -> None:
                         install_here(log, ROOT)
                     fetch_default_model()
                 kernels.result()
+                synced = beside.submit(os.sync)  # or the mark may outlast what it marks
+                if remake:
+                    say("Trying the library out on this processor.")
+                    call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
+                synced.result()
+                if keeping:
+                    keeping.result()
             except BaseException:
                 stop_children()
                 raise
-        if remake:
-            say("Trying the library out on this processor.")
-            call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
     mark(["ready-run", *(["ready-test"] if kind == "test" else [])], want)
     say(f"Ready after {time.monotonic() - start:.0f} s.")
     if kind == "run":
@@ -223,10 +271,9 @@ def make(kind: str, want: dict, missing: list) -> None:
 
 def mark(names: list, want: dict) -> None:
     """Write what .venv and the kernels were made for."""
+    want = {**want, LIBRARY: sum_of_kernels()}
     for name in names:
-        marker = VENV / f"{name}.json"
-        marker.with_suffix(".part").write_text(json.dumps(want, indent=1), encoding="utf-8")
-        marker.with_suffix(".part").replace(marker)
+        kept.write(VENV / f"{name}.json", json.dumps(want, indent=1))
 
 
 def fetch_default_model() -> None:
@@ -240,35 +287,32 @@ def fetch_default_model() -> None:
 
 def make_venv(why: list, kind: str, want: dict, log) -> str:
     """Make .venv, with packages that an earlier set-up kept; return the kind of set-up that they are for, empty for none."""
-    kept = next(
-        (one for one in dict.fromkeys((kind, "run")) if kept_packages(one, want).is_dir()), ""
-    )
-    say(
-        f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} "
-        f"(about {'ten seconds' if kept else 'a minute'})."
-    )
-    if VENV.is_symlink():
-        VENV.unlink()
-    elif VENV.exists():
-        shutil.rmtree(VENV)
-    wheel = pip_of_python()
-    without = ["--without-pip"] if kept or wheel else []
-    if call([base_python(), "-I", "-m", "venv", *without, VENV], log):
-        raise failure("python -m venv", log)
-    if kept:
-        folder = kept_packages(kept, want)
-        with packages_lock():
-            copy_packages(folder, VENV)
+    is_there = VENV.exists()
+    kept.discard(VENV)
+    with packages_lock():
+        kinds = dict.fromkeys((kind, "run"))
+        have = next((one for one in kinds if kept.find(kept_packages(one, want), say)), "")
+        say(
+            f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if is_there else 'in ' + str(ROOT)} "
+            f"(about {'ten seconds' if have else 'a minute'})."
+        )
+        wheel = pip_of_python()
+        without = ["--without-pip"] if have or wheel else []
+        if call([base_python(), "-I", "-m", "venv", *without, VENV], log):
+            raise failure("python -m venv", log)
+        if have:
+            folder = kept_packages(have, want)
+            unpack(folder / ARCHIVE)
             with contextlib.suppress(OSError):
                 os.utime(folder)  # see keep_packages
-    else:
+    if not have:
         if wheel:
             with zipfile.ZipFile(wheel) as files:
                 files.extractall(
                     VENV / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
                 )
         install(log, "pip", "hatchling", "editables")
-    return kept
+    return have
 
 
 def pip_of_python():
@@ -287,6 +331,7 @@ def pip_of_python():
 # ---- packages for other clones
 
 
+ARCHIVE = "packages.tar"
 # with what runs the program, and with what the tests need, for this clone and for one of another version or Python
 N_KEPT_PACKAGES = 4
 
@@ -294,23 +339,31 @@ N_KEPT_PACKAGES = 4
 def kept_packages(kind: str, want: dict) -> Path:
     """Return the folder of the cache with the packages that `want` leads to."""
     about = {
-        name: value for name, value in want.items() if name not in (KERNELS, PLACE, OUR_VERSION)
+        name: value
+        for name, value in want.items()
+        if name not in (KERNELS, LIBRARY, PLACE, OUR_VERSION)
     }
-    return cache_folder() / "packages" / digest(kind, about)
+    return cache_folder() / "packages" / digest(kind, about, ARCHIVE)
 
 
-def keep_packages(kind: str, want: dict) -> None:
+def to_keep() -> list:
+    """Return the folders and files of the installed packages, but ours, and their programs."""
+    ours = shutil.ignore_patterns("_editable_impl_gguf_spec*", "gguf_spec-*", "gguf_spec_*-*")
+    programs = [one for one in (VENV / "bin").iterdir() if not one.is_symlink()]
+    return [*kept.listed(VENV / "lib", ours), *programs]
+
+
+def keep_packages(kind: str, want: dict, paths: list) -> None:
     """Keep the packages of .venv for other clones, and remove those used longest ago; a failure costs only time."""
     folder = kept_packages(kind, want)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with packages_lock():
             for leftover in folder.parent.glob("*.part"):  # of a set-up that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
-            copy_packages(VENV, part)
-            shutil.rmtree(folder, ignore_errors=True)
-            part.rename(folder)
+                kept.discard(leftover)
+            part.mkdir()
+            pack(part / ARCHIVE, paths)
+            kept.keep(part, folder)
             os.utime(folder)
             others = sorted(
                 (one for one in folder.parent.iterdir() if one.is_dir()),
@@ -325,33 +378,48 @@ def keep_packages(kind: str, want: dict) -> None:
 
 
 def packages_lock():
+    kept.usable(cache_folder() / "packages")
     return locked(cache_folder() / "packages" / "lock", "another clone that copies packages")
 
 
-def copy_packages(source: Path, target: Path) -> None:
-    """Copy the installed packages, but ours, from an environment to another; files are linked where that is possible."""
+# Programs in Python are kept without their first lines, which name .venv's own Python.
+BARE = "bare/"
 
-    def copy(here, there):
-        try:
-            os.link(here, there)
-        except OSError:
-            shutil.copy2(here, there)
 
-    ours = shutil.ignore_patterns("_editable_impl_gguf_spec*", "gguf_spec-*", "gguf_spec_*-*")
-    shutil.copytree(
-        source / "lib", target / "lib", copy_function=copy, ignore=ours, dirs_exist_ok=True
-    )
-    (target / "bin").mkdir(exist_ok=True)
-    for program in (source / "bin").iterdir():
-        new = target / "bin" / program.name
-        if program.is_symlink() or new.exists():  # those of the environment itself
-            continue
-        body = PYTHON_SCRIPT.sub(b"", program.read_bytes(), 1)
-        if len(body) < program.stat().st_size:
-            new.write_bytes(first_lines(target / "bin" / "python") + body)
-            new.chmod(0o755)
-        else:
-            copy(program, new)
+def pack(archive: Path, paths: list) -> None:
+    """Write folders and files of .venv into an archive: other clones share no file that a program could change in place."""
+    with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT, dereference=True) as tar:
+        for path in paths:
+            name = path.relative_to(VENV).as_posix()
+            body = (
+                PYTHON_SCRIPT.sub(b"", path.read_bytes(), 1) if path.parent == VENV / "bin" else b""
+            )
+            if body and len(body) < path.stat().st_size:
+                member = tarfile.TarInfo(BARE + path.name)
+                member.size = len(body)
+                tar.addfile(member, io.BytesIO(body))
+            else:
+                tar.add(path, name, recursive=False)
+
+
+def unpack(archive: Path) -> None:
+    """Write the packages of an archive into .venv, but for what the environment has itself."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            path = VENV / member.name
+            if member.isdir():
+                path.mkdir(exist_ok=True)
+                continue
+            body = tar.extractfile(member).read()
+            if member.name.startswith(BARE):
+                path = VENV / "bin" / member.name[len(BARE) :]
+                body = first_lines(VENV / "bin" / "python") + body
+                member.mode = 0o755
+            if not path.exists():
+                path.write_bytes(body)
+                path.chmod(member.mode)
+                # what Python has compiled names the time of its source
+                os.utime(path, (member.mtime, member.mtime))
 
 
 def first_lines(python: Path) -> bytes:

@@ -76,10 +76,8 @@ def _compile_kernels() -> None:
     which = os.environ.get(llama_wheel.KERNELS_SWITCH, "")
     if which == "0":
         return
-    log_path = llama_wheel.cache_folder() / "logs" / "kernels.log"
     try:
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
+        with llama_wheel.new_log("kernels.log").open("wb") as log:
             llama_wheel.get_kernels("all" if which == "all" else "best", _pip(), log)
     except OSError as error:
         print(f"Warning: the kernels were not compiled: {error}.", file=sys.stderr)
@@ -123,11 +121,9 @@ def _wheel() -> Path:
     """Return the wheel for this machine; end with a message where it cannot be made."""
     import _llama_wheel as llama_wheel
 
-    log_path = llama_wheel.cache_folder() / "logs" / "install.log"
     try:
         settings = llama_wheel.build_settings(llama_wheel.way(), {})
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
+        with llama_wheel.new_log("install.log").open("wb") as log:
             return llama_wheel.get_wheel_or_compile(settings, _pip(), log)[0]
     except llama_wheel.Problem as problem:
         sys.exit(f"Error: {problem}\nHint: {problem.hint}")

@@ -957,7 +957,7 @@ REFUSED_KEYWORDS = [
 
 @pytest.mark.parametrize(("keyword", "schema"), REFUSED_KEYWORDS)
 def test_a_keyword_that_is_not_followed_is_named(keyword, schema):
-    with pytest.raises(InvalidOptionError, match="json_schema (is|cannot be used)") as caught:
+    with pytest.raises(InvalidOptionError, match=r"json_schema (is|cannot be used)") as caught:
         to_gbnf(schema)
     assert keyword in caught.value.reason
 
@@ -967,7 +967,7 @@ def test_a_keyword_that_is_not_followed_is_named(keyword, schema):
 def test_a_schema_that_is_refused(schema, monkeypatch):
     monkeypatch.setattr("socket.socket", None)
     started = time.process_time()
-    with pytest.raises(InvalidOptionError, match="json_schema (is|cannot be used)") as caught:
+    with pytest.raises(InvalidOptionError, match=r"json_schema (is|cannot be used)") as caught:
         to_gbnf(schema)
     assert time.process_time() - started < limit_s(5)
     assert len(str(caught.value)) < 500

@@ -155,8 +155,8 @@ def test_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys, fault, fails
     with contextlib.suppress(KeyError), _llama_wheel.usable_cache({"llama.cpp": "x"}):
         folder = _llama_wheel.cache_folder()
         assert folder.parent == tmp_path != cache
-        (folder / "logs").mkdir()
-        (folder / "wheels").mkdir()
+        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "wheels").mkdir(exist_ok=True)
         if fails:
             raise KeyError
     assert _llama_wheel.cache_folder() == cache / "gguf-spec"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import gguf_spec
 from gguf_spec import errors
 from gguf_spec.registry import download, package
 from gguf_spec.registry import hub as hub_module
@@ -353,22 +354,62 @@ def test_a_file_that_was_replaced(hub, etag):
     path.resolve().write_bytes(b"x" + BODY[1:])
     hub.requests.clear()
     with pytest.raises(errors.CorruptFileError):
-        download.pull(entry)
+        download.pull(entry, offline=True)
     assert hub.requests == []
     assert download.find(entry) is None
     assert download.pull(entry).paths[0].read_bytes() == BODY
 
 
-def test_a_file_that_was_cut_short(hub, tmp_path):
+def test_a_file_that_was_damaged_is_downloaded_again(hub, caplog):
+    entry = entry_of(hub.add(FILE, BODY))
+    path = download.pull(entry).paths[0]
+    path.resolve().write_bytes(bytes(len(BODY)))
+    pulled = download.pull(entry)
+    assert (pulled.loaded_bytes, pulled.paths[0].read_bytes()) == (len(BODY), BODY)
+    (line,) = caplog.messages
+    assert line.endswith("it was deleted. It is downloaded again.")
+
+
+def test_only_the_damaged_part_is_downloaded_again(hub):
+    for i, name in enumerate(PARTS):
+        hub.add(name, BODY[: 1000 + i])
+    entry = replace(entry_of(hub.files[REPO, PARTS[0]]), parts=tuple(Part(name) for name in PARTS))
+    path = download.pull(entry).paths[1]
+    path.resolve().write_bytes(bytes(1001))
+    assert download.pull(entry).loaded_bytes == 1001
+    assert path.read_bytes() == BODY[:1001]
+
+
+@pytest.mark.parametrize("mark", ['{"sha256": "0"}', '{"sha256": 5}', "[]", "\0"])
+def test_a_damaged_mark_deletes_no_model(hub, mark):
+    entry = entry_of(hub.add(FILE, BODY))
+    path = download.pull(entry).paths[0]
+    download._mark(path).write_text(mark, encoding="utf-8")
+    assert download.pull(entry, offline=True).verified == "sha256"
+    assert path.read_bytes() == BODY
+    assert download.known_sum(path) == hashlib.sha256(BODY).hexdigest()
+
+
+def test_the_error_about_a_damaged_file_names_the_cure(hub):
+    entry = entry_of(hub.add(FILE, BODY))
+    path = download.pull(entry).paths[0]
+    path.resolve().write_bytes(bytes(len(BODY)))
+    with pytest.raises(errors.NotAModelError, match="is not a GGUF file") as caught:
+        gguf_spec.load(entry)
+    assert caught.value.hint == "to download it again, use gguf_spec.pull('one', force=True)."
+    with pytest.raises(errors.NotAModelError) as caught:
+        gguf_spec.load(path)
+    assert "convert other formats first" in caught.value.hint, "a file of the user's own"
+
+
+def test_a_file_that_was_cut_short(hub, caplog):
     entry = entry_of(hub.add(FILE, BODY))
     download.pull(entry).paths[0].resolve().write_bytes(BODY[:-1])
     assert download.find(entry) is None
-    with pytest.raises(
-        errors.CorruptFileError,
-        match=f"has {len(BODY) - 1:,} bytes, not {len(BODY):,}: it was deleted",
-    ):
-        download.pull(entry)
-    assert files_in(tmp_path / "hub") == []
+    pulled = download.pull(entry)
+    (line,) = caplog.messages
+    assert f"has {len(BODY) - 1:,} bytes, not {len(BODY):,}: it was deleted" in line
+    assert pulled.paths[0].read_bytes() == BODY
 
 
 @pytest.mark.parametrize(("field", "wrong"), [("size_bytes", 5), ("sha256", "ab" * 32)])

