@@ -195,7 +195,10 @@ class Reply:
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response from all chunks and the ends of the choices."""
+        """Return the complete response from all chunks and the ends of the choices.
+
+        Arrays in it may be iterators, as `json_parts` takes them.
+        """
         for one in chunks:
             self.chunk(one)
         for last in ended:
@@ -365,7 +368,8 @@ class ResponseBuilder(Reply):
 
     def _logprobs(self, index: int, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
         """Return the log-probabilities of some tokens; None unless requested."""
-        if self._asked.sampling.logprobs is None:
+        most = self._asked.sampling.logprobs
+        if most is None:
             return None
         if self._asked.is_chat:
             return {"content": [one.to_dict() for one in named], "refusal": None}
@@ -374,7 +378,7 @@ class ResponseBuilder(Reply):
         named, offsets = [*prompt, *named], self._offsets.setdefault(index, _Offsets())
         logprobs: list[float | None] = [one.logprob for one in named]
         tops: list[dict[str, float] | None] = [
-            {x.text: x.logprob for x in reversed((*one.top[: self._asked.sampling.logprobs], one))}
+            {one.text: one.logprob} | {text: x for text, _, x, _ in reversed(one.top[:most])}
             for one in named
         ]
         if prompt:  # nothing is before its first token
@@ -382,7 +386,7 @@ class ResponseBuilder(Reply):
         return {
             "tokens": [one.text for one in named],
             "token_logprobs": logprobs,
-            "top_logprobs": tops if self._asked.sampling.logprobs else None,
+            "top_logprobs": tops if most else None,
             "text_offset": [offsets.of(one.piece) for one in named],
         }
 
@@ -393,9 +397,8 @@ class ResponseBuilder(Reply):
         found: list[dict[str, Any] | None] = []
         for one in self._asked.scores.get(index // self._asked.n, ()):
             some = {str(one.id): {"logprob": one.logprob, "decoded_token": one.text}}
-            for i, other in enumerate(one.top, 1):
-                value = {"logprob": other.logprob, "rank": i, "decoded_token": other.text}
-                some[str(other.id)] = value
+            for i, (text, _, logprob, id_) in enumerate(one.top, 1):
+                some[str(id_)] = {"logprob": logprob, "rank": i, "decoded_token": text}
             found.append(some if found else None)
         return {"prompt_logprobs": found}
 
