@@ -368,6 +368,7 @@ class Answerer:
         """Return the body of a response as over HTTP, without what differs from run to run."""
         started = Started(self.llm.name, family_of(self.llm.chat_template or ""))
         body = ResponseBuilder(request, started).complete(chunks, ended)
+        body["choices"] = [*body["choices"]]
         del body["timings"]  # the same request has the same line
         random = key.rpartition("_")[2]
         body["id"] = f"{body['id'].partition('-')[0]}-{random}"
@@ -401,7 +402,7 @@ def _plain(chunks: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]
     if result.logprobs:
         found["logprobs"] = [
             {"token": one.text, "logprob": one.logprob}
-            | ({"top": [[other.text, other.logprob] for other in one.top]} if one.top else {})
+            | ({"top": [[text, x] for text, _, x, _ in one.top]} if one.top else {})
             for event in chunks
             for one in event.logprobs
         ]

@@ -60,13 +60,24 @@ from .replies import (
     UNENFORCED,
     UNFULFILLED,
     AnswerStream,
+    JsonAnswer,
     Reply,
     ResponseBuilder,
     StreamFormat,
     refused,
     schema_headers,
+    weight,
 )
-from .requests import N_BYTES, BodyReader, CompletionRequest, parse, read_chat, read_text
+from .requests import (
+    LARGE,
+    N_BYTES,
+    BodyReader,
+    CompletionRequest,
+    in_turn,
+    parse,
+    read_chat,
+    read_text,
+)
 from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
 from .running import CALL, call, pack
 from .settings import Settings, host_name
@@ -129,6 +140,7 @@ class ApiFormat(NamedTuple):
         reply: Makes the reply of a request and the first event of its job.
         load: Returns the answer, but for the name of the model, to a body that only loads or
             unloads it; None for all others.
+        refers: Whether a body may refer to what is stored, which may be long.
     """
 
     path: str
@@ -136,6 +148,7 @@ class ApiFormat(NamedTuple):
     reply: Callable[[CompletionRequest, Started], Reply]
     stream: StreamFormat
     load: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
+    refers: bool = False
 
 
 def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
@@ -148,7 +161,7 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
         ApiFormat("/completion", read_completion, InfillReply, INFILL_EVENTS),
         ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
         ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS),
-        ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
+        ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS, refers=True),
         ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
         ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),
         ApiFormat("/v1/messages", read_request, MessageReply, NAMED_EVENTS),
@@ -183,6 +196,7 @@ class App:
         self._bodies = BodyReader(settings, lambda: self._ends)
         self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
         self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
+        self._writing = asyncio.Lock()
         self._misjoined: set[str] = set()  # paths of routes that clients have addressed wrongly
         self._asgi = self._make()
 
@@ -373,7 +387,8 @@ class App:
                 name = await self._run(request, model, lambda llm, _: llm.name, {})
             return JSONResponse({"model": name, **loads})
         limits = self._pool.speculation, self._settings.max_tokens
-        parsed = await self._bodies.convert(body, api.read, data, *limits)
+        n_more = LARGE if api.refers else 0
+        parsed = await self._bodies.convert(body, api.read, data, *limits, n_more=n_more)
         if isinstance(parsed.more, EditForm):
             apart = partial(self._apart, request)
             if (found := await parsed.more.answer_at_once(apart, parsed.names)) is not None:
@@ -392,10 +407,21 @@ class App:
                     _, ended = await _collect(job)
                     body = await reply.answer(partial(self._apart, request), ended)
                     return Response(body, media_type="application/json")
-                answer = reply.complete(*await _collect(job))
-                return JSONResponse(answer, headers=schema_headers(job))
+                chunks, ended = await _collect(job)
+                headers, n_tokens = (
+                    schema_headers(job),
+                    sum(len(one.result.tokens) for one in ended),
+                )
+                n_bytes = weight(parsed, job.n_bytes + reply.n_bytes, n_tokens)
+
+                def written() -> Response:
+                    return JsonAnswer(reply.complete(chunks, ended), headers=headers)
+
+                answer: Response = await in_turn(self._writing, n_bytes, written)
+                return answer
             seconds = self._settings.patience_s, self._settings.ping
-            return AnswerStream(job, parsed, reply, api.stream, *seconds, end.pop_all().close)
+            close = end.pop_all().close
+            return AnswerStream(job, parsed, reply, api.stream, *seconds, close, self._writing)
 
     def _begin(self, request: Request, job: Job) -> ExitStack:
         """Submit the job of a request, whose body must have been read.
@@ -468,7 +494,7 @@ class App:
 
         def work(llm: LLM, check: Callable[..., None]) -> Response:
             # The answer is written here, in the thread of the task, because it may be long.
-            return JSONResponse(route.work(data, llm, TaskRun(check, self._totals, began_s)))
+            return JsonAnswer(route.work(data, llm, TaskRun(check, self._totals, began_s)))
 
         answer: Response = await self._run(request, model, work, route.names)
         return answer

@@ -148,9 +148,10 @@ def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, An
     check_pooling(llm)
     ids = ids_of(request["input"], llm, run)
     rows, n_tokens = rows_of(request, ids, llm, run)
-    written: list[Any] = rows.tolist()
     if request.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
         written = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
+    else:  # a row at a time: no other thread runs in a call
+        written = [row.tolist() for row in rows]
     data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(written)]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"object": "list", "data": data, "model": llm.name, "usage": usage}

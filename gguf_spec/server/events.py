@@ -32,23 +32,33 @@ class Started:
     sampling: Sampling = field(default_factory=Sampling)
 
 
+Named = tuple[str, bytes, float, int]  # text, bytes, log-probability and id of a token
+
+
 @dataclass(frozen=True)
 class TokenInfo:
-    """Token with its log-probability, at least -9999, and the most likely ones at its position."""
+    """Token with its log-probability, at least -9999, and the most likely ones at its position.
+
+    The latter are plain tuples: the garbage collector reads objects of a class again and again,
+    and no other thread runs meanwhile. An answer may have 500,000 of them.
+    """
 
     text: str
     piece: bytes
     logprob: float
     id: int
-    top: tuple[TokenInfo, ...] = ()
+    top: tuple[Named, ...] = ()
 
     def to_dict(self, with_id: bool = False) -> dict[str, Any]:
         """Return the token and its alternatives as an object of answers, perhaps with the ids."""
-        return self._alone(with_id) | {"top_logprobs": [one._alone(with_id) for one in self.top]}
+        found = _object((self.text, self.piece, self.logprob, self.id), with_id)
+        return found | {"top_logprobs": [_object(one, with_id) for one in self.top]}
 
-    def _alone(self, with_id: bool) -> dict[str, Any]:
-        found = {"token": self.text, "logprob": self.logprob, "bytes": list(self.piece)}
-        return {"id": self.id} | found if with_id else found
+
+def _object(named: Named, with_id: bool) -> dict[str, Any]:
+    text, piece, logprob, id_ = named
+    found = {"token": text, "logprob": logprob, "bytes": list(piece)}
+    return {"id": id_} | found if with_id else found
 
 
 @dataclass(frozen=True)
@@ -121,10 +131,7 @@ Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Ping | Done | Sent | E
 
 def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
     """Return the tokens of a chunk with their texts, if log-probabilities were requested."""
-    return tuple(
-        _name(llm, one.token, one.logprob, tuple(_name(llm, *other) for other in one.top))
-        for one in chunk.logprobs
-    )
+    return tuple(_info(llm, one) for one in chunk.logprobs)
 
 
 def scored(
@@ -139,7 +146,7 @@ def scored(
     rest = well_formed(prompt).encode() if isinstance(prompt, str) else None
     found = []
     for row in rows:
-        info = _name(llm, row.token, row.logprob, tuple(_name(llm, *one) for one in row.top))
+        info = _info(llm, row)
         piece = llm.token_bytes(row.token)
         if rest is not None:  # the tokenizer may add a space in front
             piece = next((x for x in (info.piece, piece.lstrip(b" ")) if rest.startswith(x)), piece)
@@ -148,8 +155,13 @@ def scored(
     return tuple(found)
 
 
-def _name(llm: LLM, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:
+def _info(llm: LLM, one: TokenLogprob) -> TokenInfo:
+    top = tuple(_name(llm, *other) for other in one.top)
+    return TokenInfo(*_name(llm, one.token, one.logprob), top)
+
+
+def _name(llm: LLM, token: int, logprob: float) -> Named:
     text = llm.token_text(token)
     # JSON has no infinity: log-probabilities are at least -9999.
     piece = llm.token_bytes(token) or text.encode()
-    return TokenInfo(text, piece, max(logprob, -9999.0), token, top)
+    return text, piece, max(logprob, -9999.0), token

@@ -12,7 +12,7 @@ from ..sampling.chain import InfillSampling
 from ..sampling.infill import MOST
 from . import schema as s
 from .errors import invalid_value
-from .events import ChoiceEnded, ChunkEvent, PromptRead, Started
+from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
 from .replies import DATA_EVENTS, Reply, finish_reason, prompt_progress, timings
 from .requests import (
     CHOICES_MAX,
@@ -142,7 +142,7 @@ class InfillReply(Reply):
         self._asked, self._started = request, started
         self._paths, self._has_tokens = request.more
         self._texts, self._last = [""] * request.n_choices, dict[int, dict[str, Any]]()
-        self._probabilities: dict[int, list[dict[str, Any]]] = {}
+        self._probabilities: dict[int, list[TokenInfo]] = {}
 
     def complete(self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]) -> Any:
         """Return the last object of each choice: one object, or an array of several."""
@@ -165,8 +165,7 @@ class InfillReply(Reply):
         made |= {"tokens": [*event.chunk.tokens], "stop": False}
         if event.logprobs:
             made["completion_probabilities"] = [one.to_dict(True) for one in event.logprobs]
-            some = self._probabilities.setdefault(event.index, [])
-            some += made["completion_probabilities"]
+            self._probabilities.setdefault(event.index, []).extend(event.logprobs)
         if "timings" in self._asked.each:
             made["timings"] = timings(event.stats)
         return [made]
@@ -197,7 +196,9 @@ class InfillReply(Reply):
             "timings": timings(stats),
         }
         if not is_stream and index in self._probabilities:
-            answer["completion_probabilities"] = self._probabilities[index]
+            # Made when they are written: all at once they would need much memory.
+            some = self._probabilities[index]
+            answer["completion_probabilities"] = (one.to_dict(True) for one in some)
         self._last[index] = _nested(answer, self._paths) if self._paths else answer
         return [self._last[index]]
 

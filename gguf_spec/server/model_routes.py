@@ -19,6 +19,7 @@ from .events import Done, ErrorEvent
 from .infill import native_params
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
+from .replies import JsonAnswer
 from .requests import BodyReader
 from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
@@ -271,7 +272,7 @@ class ModelRoutes:
         model = self.find(name, self._settings.takes_any_model)
 
         def answer(llm: LLM) -> Response:
-            return JSONResponse(look(llm))  # in the thread, because it may be long
+            return JsonAnswer(look(llm))  # in the thread, because it may be long
 
         async def in_turn(llm: LLM) -> Response:
             async with self._looking:

@@ -37,7 +37,7 @@ from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OLLAMA_OPTIONS, note, same, without_effect
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
-from .replies import PartsReply, finish_reason
+from .replies import JsonAnswer, PartsReply, finish_reason
 from .requests import (
     EFFORT,
     EFFORTS,
@@ -467,7 +467,7 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
         shown = {name: value for name, value in here.items() if value not in (None, ())}
         n_ctx = pool.ctx_max(loaded.llm) if loaded else None
-        return JSONResponse(await asyncio.to_thread(description_of, model, shown, n_ctx))
+        return await asyncio.to_thread(lambda: JsonAnswer(description_of(model, shown, n_ctx)))
 
     return [
         Route("/api/tags", tags, methods=["GET"]),
@@ -487,7 +487,7 @@ def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     rows, n_tokens = list[Any](), 0
     if texts := request.get("input"):
         found, n_tokens = rows_of(request, ids_of(texts, llm, run, **cut), llm, run)
-        rows = found.tolist()
+        rows = [row.tolist() for row in found]
     return {
         "model": llm.name,
         "embeddings": rows,

@@ -43,7 +43,7 @@ from .events import (
     TokenInfo,
     Why,
 )
-from .requests import REASONING, CompletionRequest
+from .requests import REASONING, CompletionRequest, in_turn
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -55,6 +55,10 @@ UNENFORCED, UNFULFILLED = "X-Schema-Unenforced", "X-Schema-Unfulfilled"
 _MOST_OF_HEADER = 2000
 # Events that are written before other requests have their turn: a slow client has many left.
 _MOST_AT_ONCE = 64
+# Values of JSON that are written at once: no other thread runs meanwhile. Bytes that are sent at
+# once, and levels of arrays and objects that are written in parts.
+_MOST_VALUES, _SENT_BYTES, _MOST_LEVELS = 2000, 1 << 18, 8
+_TOKEN_BYTES = 64  # of a token or of an alternative in an answer, about
 # What OpenAI's answers name as the version of the server.
 FINGERPRINT = f"build-gguf-spec-{__version__}"
 # First part of a path -> format of its errors. All other paths have that of OpenAI.
@@ -65,6 +69,78 @@ def refused(refusal: ApiError, path: str) -> JSONResponse:
     of = (form for start, form in _FORMATS.items() if path == start or path.startswith(f"{start}/"))
     body = next(of, openai_error)(refusal)
     return JSONResponse(body, refusal.status, refusal.headers)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def json_parts(
+    value: Any, write: Callable[[Any], str] = _text, n_levels: int = _MOST_LEVELS
+) -> Iterator[str]:
+    """Yield the text of a JSON value in parts; an iterator is written as an array."""
+    if not n_levels or _n_values(value) <= _MOST_VALUES:
+        yield write(value)
+        return
+    is_dict, n, some = isinstance(value, dict), 0, list[Any]()
+    (mark, end) = "{}" if is_dict else "[]"
+
+    def joined() -> str:
+        return mark + write(dict(some) if is_dict else some)[1:-1]
+
+    for item in value.items() if is_dict else value:
+        one = item[1] if is_dict else item
+        n_more = _n_values(one)
+        if some and n + n_more > _MOST_VALUES:
+            yield joined()
+            mark, n, some = ",", 0, []
+        if n_more > _MOST_VALUES:
+            yield mark + (write({item[0]: 0})[1:-2] if is_dict else "")
+            yield from json_parts(one, write, n_levels - 1)
+            mark = ","
+        else:
+            some.append(item)
+            n += n_more
+    yield (joined() if some or mark != "," else "") + end
+
+
+def _n_values(value: Any) -> int:
+    """Return how many values a value has; not more than are written at once, and one."""
+    if isinstance(value, Iterator):
+        return _MOST_VALUES + 1
+    if not isinstance(value, (dict, list, tuple)):
+        return 1
+    left, n = [value], 0
+    while left and (n := n + 1) + len(left) <= _MOST_VALUES:
+        one = left.pop()
+        if isinstance(one, Iterator):
+            return _MOST_VALUES + 1
+        if isinstance(one, (dict, list, tuple)):
+            left += one.values() if isinstance(one, dict) else one
+    return _MOST_VALUES + 1 if left else n
+
+
+class JsonAnswer(JSONResponse):
+    """JSON that may be long: other threads run while it is written, others are answered between."""
+
+    def render(self, content: Any) -> bytes:
+        return "".join(json_parts(content)).encode()
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        body = bytes(self.body)
+        for i in range(0, len(body), _SENT_BYTES):
+            part, has_more = body[i : i + _SENT_BYTES], i + _SENT_BYTES < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": has_more})
+            await asyncio.sleep(0)  # a fast client takes each part at once
+
+
+def weight(request: CompletionRequest, n_bytes: int, n_tokens: int) -> int:
+    """Return the bytes of an answer, about, from those of its request and the generated tokens."""
+    n_tokens += request.n * sum(map(len, request.scores.values()))
+    n_tops = 1 + (request.sampling.logprobs or 0)
+    return request.n_choices * n_bytes + _TOKEN_BYTES * n_tops * n_tokens
 
 
 class StreamFormat(NamedTuple):
@@ -82,8 +158,7 @@ class StreamFormat(NamedTuple):
 
 
 def _line(data: dict[str, Any]) -> bytes:
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"{text}\n".encode()
+    return ("".join(json_parts(data)) + "\n").encode()
 
 
 def _data_event(data: dict[str, Any]) -> bytes:
@@ -114,12 +189,16 @@ class Reply:
     """
 
     response: dict[str, Any]  # complete after the last event
+    n_bytes = 0  # that its objects have beside what the request and the tokens have, about
     _error = staticmethod(openai_error)  # form of an error
 
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response from all chunks and the ends of the choices."""
+        """Return the complete response from all chunks and the ends of the choices.
+
+        Arrays in it may be iterators, as `json_parts` takes them.
+        """
         for one in chunks:
             self.chunk(one)
         for last in ended:
@@ -175,7 +254,8 @@ class ResponseBuilder(Reply):
         named: dict[int, list[TokenInfo]] = {}
         for event in chunks:
             named.setdefault(event.index, []).extend(event.logprobs)
-        choices = [self._complete_choice(one, named.get(one.index, [])) for one in ended]
+        # Made when they are written: all at once they would need much memory.
+        choices = (self._complete_choice(one, named.get(one.index, [])) for one in ended)
         results = [one.result for one in ended]
         counts = usage(results, self._asked.n)
         times = timings(_sum([one.stats for one in results]))
@@ -288,7 +368,8 @@ class ResponseBuilder(Reply):
 
     def _logprobs(self, index: int, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
         """Return the log-probabilities of some tokens; None unless requested."""
-        if self._asked.sampling.logprobs is None:
+        most = self._asked.sampling.logprobs
+        if most is None:
             return None
         if self._asked.is_chat:
             return {"content": [one.to_dict() for one in named], "refusal": None}
@@ -297,7 +378,7 @@ class ResponseBuilder(Reply):
         named, offsets = [*prompt, *named], self._offsets.setdefault(index, _Offsets())
         logprobs: list[float | None] = [one.logprob for one in named]
         tops: list[dict[str, float] | None] = [
-            {x.text: x.logprob for x in reversed((*one.top[: self._asked.sampling.logprobs], one))}
+            {one.text: one.logprob} | {text: x for text, _, x, _ in reversed(one.top[:most])}
             for one in named
         ]
         if prompt:  # nothing is before its first token
@@ -305,7 +386,7 @@ class ResponseBuilder(Reply):
         return {
             "tokens": [one.text for one in named],
             "token_logprobs": logprobs,
-            "top_logprobs": tops if self._asked.sampling.logprobs else None,
+            "top_logprobs": tops if most else None,
             "text_offset": [offsets.of(one.piece) for one in named],
         }
 
@@ -316,9 +397,8 @@ class ResponseBuilder(Reply):
         found: list[dict[str, Any] | None] = []
         for one in self._asked.scores.get(index // self._asked.n, ()):
             some = {str(one.id): {"logprob": one.logprob, "decoded_token": one.text}}
-            for i, other in enumerate(one.top, 1):
-                value = {"logprob": other.logprob, "rank": i, "decoded_token": other.text}
-                some[str(other.id)] = value
+            for i, (text, _, logprob, id_) in enumerate(one.top, 1):
+                some[str(id_)] = {"logprob": logprob, "rank": i, "decoded_token": text}
             found.append(some if found else None)
         return {"prompt_logprobs": found}
 
@@ -510,6 +590,7 @@ class AnswerStream(StreamingResponse):
     """Streaming response that sends the events of a job.
 
     The engine never waits for the client: events that are not sent yet stay in the job's queue.
+    Large events are written in a thread.
     """
 
     def __init__(
@@ -521,6 +602,7 @@ class AnswerStream(StreamingResponse):
         patience: float,
         ping: float,
         close: Callable[[], None],
+        turn: asyncio.Lock,
     ) -> None:
         """Create the response.
 
@@ -528,11 +610,13 @@ class AnswerStream(StreamingResponse):
             patience: Time limit in seconds for the client to accept one batch of data.
             ping: Seconds without data after which a ping is sent; 0 for never.
             close: Called when the response ends, for any reason.
+            turn: As in `in_turn`.
         """
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **schema_headers(job)}
         super().__init__(self._batches(), headers=headers, media_type=written.media_type)
         self._job, self._reply, self._format = job, reply, written
         self._patience, self._ping, self._close = patience, ping, close
+        self._turn, self._asked, self._n_tokens = turn, request, 0
         self._n_open = request.n_choices  # choices that have not ended
         self._failed = False  # whether a choice ended with an error
 
@@ -551,8 +635,10 @@ class AnswerStream(StreamingResponse):
         """Yield the encoded events, many at once; an unexpected error is the last one."""
         events, loop, batch = self._job.events, asyncio.get_running_loop(), list[Event]()
         try:
-            if data := self._bytes(self._reply.first()):
-                yield data
+            n_bytes = self._weight(())
+            data = await in_turn(self._turn, n_bytes, lambda: self._bytes(self._reply.first()))
+            for part in _cut(data):
+                yield part
             # A ping may come after the last event.
             while not any(isinstance(one, (Done, ErrorEvent)) for one in batch):
                 timer = self._ping and loop.call_later(self._ping, events.put_nowait, Ping())
@@ -561,11 +647,25 @@ class AnswerStream(StreamingResponse):
                     timer.cancel()
                 while not events.empty() and len(batch) < _MOST_AT_ONCE:
                     batch.append(events.get_nowait())
-                if data := b"".join(map(self._written, batch)):
-                    yield data
+                n_bytes = self._weight(batch)
+                for part in _cut(await in_turn(self._turn, n_bytes, self._all_written, batch)):
+                    yield part
         except Exception as error:
             log(error)
             yield self._bytes(self._reply.failed(failure(error)))
+
+    def _weight(self, batch: Sequence[Event]) -> int:
+        """Return the bytes of the next events, about."""
+        n_tokens = sum(len(one.chunk.tokens) for one in batch if isinstance(one, ChunkEvent))
+        self._n_tokens += n_tokens
+        if self._asked.scores or not all(isinstance(one, (ChunkEvent, Ping)) for one in batch):
+            n_tokens = self._n_tokens  # the last events may have all of the answer
+        elif batch:
+            return weight(self._asked, 0, n_tokens)
+        return weight(self._asked, self._job.n_bytes + self._reply.n_bytes, n_tokens)
+
+    def _all_written(self, batch: Sequence[Event]) -> bytes:
+        return b"".join(map(self._written, batch))
 
     def _written(self, one: Event) -> bytes:
         reply, pieces, end = self._reply, list[dict[str, Any]](), b""
@@ -591,3 +691,8 @@ class AnswerStream(StreamingResponse):
 
     def _bytes(self, pieces: list[dict[str, Any]]) -> bytes:
         return b"".join(map(self._format.write, pieces))
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    """Yield parts of some data that are sent at once."""
+    return (data[i : i + _SENT_BYTES] for i in range(0, len(data), _SENT_BYTES))

@@ -333,7 +333,7 @@ _MOST_READ = 8
 _CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _MOST_CODINGS, _MOST_PARTS = 3, 64
 # Bytes of a body above which it is converted in a thread.
-_LARGE = 1 << 16
+LARGE = 1 << 16
 # Key in the ASGI scope of a request: bytes that it takes in memory, about; and bytes of a value.
 N_BYTES, _VALUE_BYTES = "gguf_spec.bytes", 16
 # Seconds for a body, and the bytes that must arrive in each further second.
@@ -394,6 +394,19 @@ def _unpacked(body: bytes, coding: str, most: int) -> bytes:
         if not body:
             return found
     raise EOFError
+
+
+async def in_turn(
+    turn: asyncio.Lock, n_bytes: int, function: Callable[..., Any], *given: Any
+) -> Any:
+    """Call a function that does not use the event loop; in a thread if it has much to do.
+
+    Such calls with one lock take turns.
+    """
+    if n_bytes <= LARGE:
+        return function(*given)
+    async with turn:
+        return await asyncio.to_thread(function, *given)
 
 
 class BodyReader:
@@ -466,14 +479,18 @@ class BodyReader:
             headers = {"Retry-After": "5", "Connection": "close"}
             raise ApiError(fact, None, "too_many_uploads", 429, headers)
 
-    async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
-        """Return the result of a function that reads a body and does not use the event loop."""
-        if len(body) <= _LARGE:
+    async def convert(
+        self, body: bytes, function: Callable[..., Any], *given: Any, n_more: int = 0
+    ) -> Any:
+        """Return the result of a function that reads a body and does not use the event loop.
+
+        It may read `n_more` bytes beside the body.
+        """
+        if (n_bytes := len(body) + n_more) <= LARGE:
             return function(*given)
         try:
             self._hold(len(body), len(body))
-            async with self._converting:
-                return await asyncio.to_thread(function, *given)
+            return await in_turn(self._converting, n_bytes, function, *given)
         finally:
             self._n_held -= len(body)
 

@@ -5,6 +5,7 @@ An item of the input is read as an item with all its fields, as a stored respons
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import copy
@@ -33,7 +34,16 @@ from . import schema as s
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
 from .fields import OTHER_FIELDS, note, same
-from .replies import FINGERPRINT, PartsReply, finish_reason, prompt_progress, timings, usage
+from .replies import (
+    FINGERPRINT,
+    JsonAnswer,
+    PartsReply,
+    finish_reason,
+    json_parts,
+    prompt_progress,
+    timings,
+    usage,
+)
 from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 
@@ -386,7 +396,7 @@ class ResponseStore:
 
     def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
         """Store a response; one that is larger than the store is not kept."""
-        n_bytes = len(json.dumps([response, items]))
+        n_bytes = sum(map(len, json_parts([response, items], json.dumps)))
         if n_bytes > self._most_bytes:
             return
         with self._lock:
@@ -428,13 +438,15 @@ class ResponseStore:
 
 
 _MOST_ITEMS = 100  # of one page of a list
+_ITEM_BYTES = 1024  # of one item of a conversation, about
 
 
 def response_routes(store: ResponseStore) -> list[Route]:
     async def get(request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
             raise invalid_value("stream", "must be false: a stored response is sent whole.")
-        return JSONResponse(store.get(request.path_params["id"], "id").response)
+        stored = store.get(request.path_params["id"], "id")
+        return await asyncio.to_thread(JsonAnswer, stored.response)
 
     async def delete(request: Request) -> Response:
         id_ = request.path_params["id"]
@@ -458,7 +470,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
         page = items[: int(limit)]
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         answer = {"object": "list", "data": page, "first_id": first, "last_id": last}
-        return JSONResponse(answer | {"has_more": len(page) < len(items)})
+        return await asyncio.to_thread(JsonAnswer, answer | {"has_more": len(page) < len(items)})
 
     path = "/v1/responses/{id}"
     return [
@@ -725,6 +737,7 @@ class ResponseReply(PartsReply):
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         super().__init__(request, started)
         echo, self._items, self._store, self._kinds = request.more
+        self.n_bytes = _ITEM_BYTES * len(self._items)
         self._numbers = itertools.count()  # of the events
         self._asked, self._stats = request, Stats()  # up to the current chunk
         self._open: str | None = None  # kind of the open item

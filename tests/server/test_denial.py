@@ -18,7 +18,16 @@ from gguf_spec import Chunk, Speculation
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.runtime.llm import LLM
-from gguf_spec.server import ModelPool, Settings, app, replies, serve_in_thread, served_model
+from gguf_spec.server import (
+    ModelPool,
+    Settings,
+    app,
+    infill,
+    replies,
+    responses_api,
+    serve_in_thread,
+    served_model,
+)
 from gguf_spec.server import jobs as jobs_module
 from gguf_spec.server import worker as worker_module
 from gguf_spec.server.events import ChunkEvent, Done, Started
@@ -26,6 +35,7 @@ from gguf_spec.server.jobs import Job
 from gguf_spec.server.model_pool import ServedModel
 from gguf_spec.server.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
 from gguf_spec.server.requests import read_text
+from gguf_spec.server.responses_api import TOKEN_LOGPROBS
 from tests.server.conftest import ask, ask_chat, ask_text, infill_model, until
 from tests.server.test_load import LONG, busy, connect, n_waiting
 from tests.server.test_model_pool import WORDS, n_ctx
@@ -447,7 +457,9 @@ def test_a_backlog_of_events_is_written_in_parts():
             job.events.put_nowait(ChunkEvent(Chunk("b", (1,), 0, 0), ()))
         job.events.put_nowait(Done())
         reply = ResponseBuilder(job.request, Started("m", "llama"))
-        stream = AnswerStream(job, job.request, reply, DATA_EVENTS, 9, 0, lambda: None)
+        stream = AnswerStream(
+            job, job.request, reply, DATA_EVENTS, 9, 0, lambda: None, asyncio.Lock()
+        )
         return [part.count(b'"text":"b"') async for part in stream._batches()]
 
     counts = asyncio.run(main())
@@ -479,3 +491,160 @@ def test_a_closed_connection_ends_the_wait_for_an_edit(server, monkeypatch):
         assert first.result().json()["text"] == "b = 1\n"
     until(lambda: not server._app._helping.locked())
     assert len(calls) == 1
+
+
+def is_on_loop():
+    try:
+        return bool(asyncio.get_running_loop())
+    except RuntimeError:
+        return False
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Whether each answer was written on an event loop."""
+    seen, real = [], replies.json_parts
+
+    def json_parts(*given):
+        seen.append(is_on_loop())
+        return real(*given)
+
+    monkeypatch.setattr(replies, "json_parts", json_parts)
+    return seen
+
+
+TOPS = {"logprobs": True, "top_logprobs": 20}
+# Path -> a body whose answer is large, by its choices, its log-probabilities or the request.
+LARGE = {
+    "/v1/chat/completions": TOPS | {"n": 128, "max_tokens": 1},
+    "/v1/completions": {"logprobs": 20, "n": 128, "max_tokens": 1},
+    "/v1/responses": {"top_logprobs": 20, "max_output_tokens": 200, "include": [TOKEN_LOGPROBS]},
+    "/v1/messages": {"metadata": {"user_id": "u" * 70_000}},
+    "/api/chat": TOPS | {"options": {"num_predict": 200, "temperature": 0}},
+    "/api/generate": TOPS | {"options": {"num_predict": 200, "temperature": 0}},
+    "/completion": {"n_probs": 20, "n_cmpl": 128, "n_predict": 1},
+    "/infill": {"n_probs": 20, "n_cmpl": 128, "n_predict": 1},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", LARGE)
+def test_a_large_answer_is_not_made_on_the_event_loop(chats, written, monkeypatch, path, stream):
+    made = []
+    for one in (ResponseBuilder, *replies.PartsReply.__subclasses__(), infill.InfillReply):
+        for name in ("complete", "finished"):
+            real = getattr(one, name)
+
+            def note(self, *given, real=real):
+                made.append(is_on_loop())
+                return real(self, *given)
+
+            monkeypatch.setattr(one, name, note)
+    body = json.loads(json.dumps(ROUTES[path]).replace(TEXT, "abc"))
+    reply = ask(chats, "POST", path, body | {"temperature": 0} | LARGE[path] | {"stream": stream})
+    assert reply.status == 200
+    assert made and not any(made)
+    # Of a stream, small events are written at once.
+    assert not written[-1] if stream else written and not any(written)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/api/embed", {"input": "a"}),
+        ("/tokenize", {"content": "a", "with_pieces": True}),
+        ("/api/show", {"model": ""}),
+    ],
+)
+def test_what_is_read_of_a_model_is_not_written_on_the_event_loop(chats, written, path, body):
+    assert ask(chats, "POST", path, body).status == 200
+    assert written and not any(written)
+
+
+def test_a_stored_conversation_is_read_and_written_off_the_event_loop(chats, written, monkeypatch):
+    """It may be longer than the body that names it."""
+    fields = {"max_output_tokens": 2, "store": True}
+    items = [{"role": "user", "content": "a"}] * 100
+    first = ask(chats, "POST", "/v1/responses", {"input": items} | fields).json()["id"]
+    read, real = [], responses_api.read_input
+
+    def read_input(*given):
+        read.append(is_on_loop())
+        return real(*given)
+
+    monkeypatch.setattr(responses_api, "read_input", read_input)
+    written.clear()
+    body = {"input": "b", "previous_response_id": first}
+    assert ask(chats, "POST", "/v1/responses", body | fields).status == 200
+    assert ask(chats, "GET", f"/v1/responses/{first}").status == 200
+    assert ask(chats, "GET", f"/v1/responses/{first}/input_items?limit=100").status == 200
+    assert read == [False] and len(written) >= 3 and not any(written)
+
+
+def test_a_small_answer_needs_no_thread(server, written):
+    """It does not wait for large ones of others."""
+    assert ask_text(server, max_tokens=2).status == 200
+    assert set(written) == {True}
+
+
+VALUES = {
+    "numbers": [*range(9000)],
+    "objects": [{"a": [i, None, True], "b": {"ü": 1.5}} for i in range(3000)],
+    "names": {f"k{i}": [i] * (i % 7) for i in range(5000)},
+    "a large one between": [1, [*range(5000)], 2, {"a": {"b": [*range(5000)]}}, []],
+    "nested": [json.loads("[" * 50 + "]" * 50)] * 300,
+    "small": {"a": [], "b": {}, "c": "d"},
+    "numbers as names": dict.fromkeys(range(3000)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_json_in_parts_is_the_same_json(name):
+    """No call writes many values, as no other thread runs in it."""
+    counts = []
+
+    def write(value):
+        counts.append(replies._n_values(value))
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+    value = VALUES[name]
+    whole = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    for parts in (replies.json_parts(value, write), replies.json_parts(value)):
+        is_same = "".join(parts) == whole  # pytest cannot show the difference of nested ones
+        assert is_same
+    assert max(counts) <= replies._MOST_VALUES + 1 and (len(counts) > 1) == (name != "small")
+
+
+def test_an_iterator_is_written_as_an_array():
+    value = {"a": iter([1, {"b": iter([])}]), "c": (2, iter("d"))}
+    assert "".join(replies.json_parts(value)) == '{"a":[1,{"b":[]}],"c":[2,["d"]]}'
+
+
+def test_a_large_body_is_sent_in_parts():
+    """Others have their turn between two of them, also where the client takes all at once."""
+    sent, turns = [], []
+
+    async def send(message):
+        sent.append((message, len(turns)))
+
+    async def other():
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    async def main():
+        task = asyncio.create_task(other())
+        answer = replies.JsonAnswer(["a" * 1_000_000])
+        await answer({"type": "http"}, None, send)
+        task.cancel()
+        return answer
+
+    answer = asyncio.run(main())
+    (start, _), *parts = sent
+    assert start["status"] == 200 and start["headers"] == answer.raw_headers
+    assert b"".join(message["body"] for message, _ in parts) == answer.body
+    assert max(len(message["body"]) for message, _ in parts) <= replies._SENT_BYTES < 1_000_000
+    assert [message["more_body"] for message, _ in parts] == [True] * (len(parts) - 1) + [False]
+    n_turns = [n for _, n in parts]
+    assert n_turns == sorted(set(n_turns)), "no turn of others between two parts"

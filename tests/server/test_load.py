@@ -170,7 +170,14 @@ def test_a_client_that_reads_nothing_is_disconnected():
             await asyncio.sleep(0)
         reply = ResponseBuilder(job.request, Started("m", "llama"))
         stream = AnswerStream(
-            job, job.request, reply, DATA_EVENTS, 0.1, 0, lambda: closed.append(True)
+            job,
+            job.request,
+            reply,
+            DATA_EVENTS,
+            0.1,
+            0,
+            lambda: closed.append(True),
+            asyncio.Lock(),
         )
         await asyncio.wait_for(stream({}, None, send), 180)
 

@@ -52,7 +52,9 @@ def sent_by(ping, next_event, events=(), n=1):
         for one in events:
             job.events.put_nowait(one)
         reply = ResponseBuilder(job.request, Started("m", family_of("")))
-        stream = AnswerStream(job, job.request, reply, DATA_EVENTS, 60, ping, lambda: None)
+        stream = AnswerStream(
+            job, job.request, reply, DATA_EVENTS, 60, ping, lambda: None, asyncio.Lock()
+        )
         await asyncio.wait_for(stream({}, None, send), 180)
 
     asyncio.run(main())
