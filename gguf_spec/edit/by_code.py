@@ -543,7 +543,10 @@ def _chosen(
     if "blocks" in language.traits:
         return _chosen_blocks(chosen, kind)
     if language.lexer == "sql":
-        return chosen, _doubt_of_columns(name, chosen, kind, reading, code)
+        doubt = _doubt_of_columns(name, chosen, kind, reading, code)
+        if not doubt and len(chosen) < len(uses):
+            doubt = f"{name} stands outside of the named place, too, and is left there"
+        return chosen, doubt
     roles = {one: _role(one, language) for one in uses}
     doubt = ""
     if "styles" not in language.traits and language.traits & {"shell", "sigils"}:
@@ -621,6 +624,9 @@ def _doubt_of_columns(
         return f"there are a table and a column {name}"
     if kind == "column" and any(is_table):
         return f"{name} is a table"
+    owners = {found[1].lower() for one in uses if (found := re.search(r"(\w+)\.$", one.before))}
+    if len(owners) > 1:
+        return f"{name} is a column of {' and of '.join(sorted(owners)[:2])}"
     others = any(re.search(r"(?i)\bas\s+$", one.before) or one.after[:1] == "(" for one in uses)
     is_of_several = not any(is_table) and len(tables) > 1
     if (others or is_of_several) and not reading.is_everywhere:

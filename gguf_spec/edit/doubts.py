@@ -163,7 +163,7 @@ class _Asked:
             return []
         named = [one for one in changes if self.names(one)]
         rest = [one for one in changes if one not in named]
-        if named and not (self._is_of_several or self._reading.is_everywhere):
+        if named:
             around = {id(one): self._around(one) for one in named}
             rest += [
                 one
@@ -225,6 +225,11 @@ def _lost_atoms(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         words = words_of(atom.text)
         is_named = atom.text.lower() in instruction.lower() or (words and words <= asked)
         kinds = _KIND_WORDS[atom.kind]
+        is_kept = re.search(
+            rf"(?i)\b(?:not|except|without|never)\b[^.;]*\b(?:{kinds})\b", instruction
+        )
+        if is_kept:
+            return [f"{atom.text[:60]} was changed, which was to stay"]
         if is_named or re.search(rf"(?i)\b(?:{kinds})\b", instruction):
             continue
         others = [one for one in more if one.kind == atom.kind]

@@ -481,14 +481,24 @@ _RENAMES = (
         rf"(?i)(?:\b(?P<kind>{_KIND_OF_NAME}|funktion|methode|klasse|variable|spalte|feld)\s+)?"
         rf"{_name('old')}\s+(?:in|zu|nach)\s+{_name('new')}\s+um(?:be)?nennen\b"
     ),
+    re.compile(  # German
+        rf"(?i)\bbenenne?\b[^,;]*?(?:\b(?P<kind>funktion|methode|klasse|variable|spalte|feld)\s+)"
+        rf"{_name('old')}\s+(?:in|zu|nach)\s+{_name('new')}\s+um\b"
+    ),
+    re.compile(  # German
+        rf"(?i)(?:\b(?P<kind>funktion|methode|klasse|variable|spalte|feld)\s+)?{_name('old')}\s+"
+        rf"soll(?:te)?\s+(?:jetzt\s+)?{_name('new')}\s+hei(?:ß|ss)en\b"
+    ),
     re.compile(  # Chinese
-        r"(?:(?P<kind>函数|方法|类|变量|参数|字段|列)\s*)?"
-        r"[`\"“]?(?P<old>[A-Za-z_$][\w$]*)[`\"”]?\s*(?:改名为|重命名为|重命名成|更名为|改名成)\s*"
-        r"[`\"“]?(?P<new>[A-Za-z_$][\w$]*)[`\"”]?",
+        r"(?:[把将]\s*)?(?:自定义)?(?:(?P<kind>函数|方法|类|变量|参数|字段|列|属性|常量)\s*)?"
+        r"[`\"“]?(?P<old>(?:--|[.#$@])?[A-Za-z_][\w$-]*)[`\"”]?\s*"
+        r"(?:改名为|重命名为|重命名成|更名为|改名成)\s*"
+        r"[`\"“]?(?P<new>(?:--|[.#$@])?[A-Za-z_][\w$-]*)[`\"”]?",
         re.ASCII,
     ),
     re.compile(
-        rf"(?i)\A\s*`?(?P<kind>)(?P<old>{_ANY_NAME})`?\s*(?:->|=>|→)\s*`?(?P<new>{_ANY_NAME})`?\s*\.?\s*$"
+        rf"(?i)\A\s*(?:the\s+)?(?:local\s+)?(?:(?P<kind>{_KIND_OF_NAME})\s+)?`?(?P<old>{_ANY_NAME})`?"
+        rf"(?P<place>\s+(?:in|of)\s+[\w.()]+)?\s*(?:->|=>|→)\s*`?(?P<new>{_ANY_NAME})`?\s*\.?\s*$"
     ),
     re.compile(
         rf"\A\s*(?P<kind>)(?P<old>{_CODE_NAME})\s+should\s+be\s+(?P<new>{_CODE_NAME})\s*\.?\s*$"
@@ -497,7 +507,8 @@ _RENAMES = (
 _KINDS_ELSEWHERE = {
     "funktion": "function", "methode": "method", "klasse": "class", "spalte": "column",
     "feld": "field", "函数": "function", "方法": "method", "类": "class", "变量": "variable",
-    "参数": "parameter", "字段": "field", "列": "column", "component": "", "hook": "function",
+    "参数": "parameter", "字段": "field", "列": "column", "属性": "",
+    "常量": "variable", "component": "", "hook": "function",
     "prop": "", "ref": "", "local": "variable", "sub": "function", "subroutine": "function",
     "procedure": "function", "module": "", "namespace": "", "package": "", "trait": "",
     "protocol": "", "record": "", "alias": "", "const": "variable",

@@ -263,7 +263,7 @@ def test_a_member_of_a_variable_of_another_type_is_asked_about(declared):
     ("a.c", STATES, "rename the field name of the struct state to title", "which of the uses of name belong to it is not certain"),
     ("a.ts", "interface State {\n  name: string;\n}\nconst state: State = {\n  name: '',\n};\n", "rename name in State to title", "which of the uses of name"),
     ("a.java", JAVA, "rename the field sum of Cart to total", "which of the uses of sum"),
-    ("a.sql", "CREATE TABLE a (name TEXT);\nCREATE TABLE b (name TEXT);\nSELECT a.name, b.name FROM a JOIN b;\n", "rename the column name of a to title", "which of the uses of name"),
+    ("a.sql", "CREATE TABLE a (name TEXT);\nCREATE TABLE b (name TEXT);\nSELECT a.name, b.name FROM a JOIN b;\n", "rename the column name of a to title", "name is a column of a and of b"),
     ("a.js", JAVASCRIPT, "rename x in stop to y", "the named place was not found"),
     ("a.js", JAVASCRIPT, "rename x in stop to all", "the named place was not found"),
     ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename n to m", "there are a method and a variable n"),

@@ -54,6 +54,8 @@ ASKED = [
     # what in prose is no prose
     ("keys.md", "Fix the spelling mistakes", [("Teh options", "The options"), ("colour_mod` to", "colour_mode` to")], "`colour_mod` was changed"),
     ("keys.md", "Fix the spelling mistakes", [("Teh options", "The options"), ("| adress", "| address")], "adress was changed"),
+    ("keys.md", 'fix the spelling of "teh" in the text, but not in code', [("Teh options", "The options"), ("# teh usual", "# the usual")], "which was to stay"),
+    ("a.json", "all users called ann should be guests", [('"admin"', '"guest"'), ('"web-1"', '"web-2"')], "changed, too"),
     ("keys.md", "correct the typos", [("wiht", "with"), ("teh-guide", "the-guide")], "https://example.org/teh-guide was changed"),
     ("keys.md", "proofread this text", [("wiht", "with"), ("instal.md", "install.md")], "docs/instal.md was changed"),
     ("keys.md", "correct the spelling", [("wiht", "with"), ("# teh usual", "# the usual")], "run --colour-mod none"),

@@ -258,7 +258,18 @@ WORDS = [
     ("die Funktion calc in area umbenennen", "calc", "area", "function"),
     ("函数 fail 改名为 die", "fail", "die", "function"),
     ("把变量 total 重命名为 sum", "total", "sum", "variable"),
+    ("把自定义属性 --accent 改名为 --brand", "--accent", "--brand", ""),
+    ("field count -> wordCount", "count", "wordCount", "field"),
+    ("local variable price in reduced -> cheaper", "price", "cheaper", "variable"),
+    ("Benenne in summary die Variable speed in kmh um", "speed", "kmh", "variable"),
+    ("total soll sum heißen", "total", "sum", ""),
 ]
+
+
+def test_uses_outside_of_a_named_table_are_asked_about():
+    text = "CREATE TABLE orders (\n  state TEXT\n);\nSELECT o.state, a.state FROM orders o, addresses a;\n"
+    plan = EditPlan(text, "rename the column state of orders to status everywhere", name="a.sql")
+    assert plan.needs_model or plan.result_by_code().refused
 
 
 @pytest.mark.parametrize(("ask", "old", "new", "kind"), WORDS)
