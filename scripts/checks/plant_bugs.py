@@ -737,7 +737,7 @@ BUGS = (
         "            if n <= most:\n                parts", "            if n < most:\n                parts",
         ("server/test_limits.py", "server/test_connections.py")),
     Bug("large bodies are read in the event loop", "server/requests.py",
-        "        if len(body) <= _LARGE:\n            return function(*given)", "        if True:\n            return function(*given)",
+        "        if (n_bytes := len(body) + n_more) <= LARGE:\n            return function(*given)", "        if True:\n            return function(*given)",
         ("server/test_limits.py", "server/test_connections.py", "server/test_load.py")),
     Bug("bodies that were read in a thread are counted for ever", "server/requests.py",
         "            self._n_held -= len(body)\n", "            pass\n",
