@@ -11,6 +11,8 @@ import pytest
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.server import Settings, serve_in_thread
 from gguf_spec.server.app import PATHS
+from gguf_spec.server.errors import ApiError
+from gguf_spec.server.requests import unpacked
 from gguf_spec.server.running import CALL
 from tests.server.conftest import ask, ask_text
 
@@ -320,3 +322,17 @@ def test_a_bomb_is_refused_without_its_memory(tales):
                 assert tracemalloc.get_traced_memory()[1] < 5_000_000
         finally:
             tracemalloc.stop()
+
+
+def test_the_limit_of_a_body_is_for_all_its_parts_together():
+    import tracemalloc
+
+    most = 1 << 20
+    body = gzip.compress(b" " * most) + gzip.compress(b" " * (1 << 26))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError, match="when it is unpacked"):
+            unpacked(body, ["gzip"], most)
+        assert tracemalloc.get_traced_memory()[1] < 3 * most
+    finally:
+        tracemalloc.stop()
