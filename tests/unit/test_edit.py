@@ -203,6 +203,8 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.yaml", YAML, "set level to debug", [("info", "debug")]),
     ("a.yaml", YAML, "rename the key port to listen everywhere", [("port: 80", "listen: 80"), ("port: 81", "listen: 81")]),
     ("a.json", JSON, "remove the key d", [(',\n    "d": 3', "")]),
+    ("a.json", '{\n  "a": [\n    "x",\n    "y"\n  ]\n}\n', "remove line 4", [(',\n    "y"', "")]),
+    ("a.js", "f();\ng();\nh(1);\n", "remove line 2", [("g();\n", "")]),
     ("a.json", JSON, "set c to y", [('"x"', '"y"')]),
     ("a.css", CSS, "rename .card to .panel", [(".card", ".panel")]),
     ("a.css", CSS, "change #fff to #eee in .card", [(".card { color: #fff", ".card { color: #eee")]),
