@@ -67,6 +67,13 @@ def test_what_is_kept_is_found(folder, tmp_path):
     assert sorted(one.name for one in folder.parent.iterdir()) == ["kept"]
 
 
+def test_a_link_that_leads_nowhere_is_damage_too(tmp_path):
+    said = []
+    (tmp_path / "kept").symlink_to("no/where")
+    assert kept.find(tmp_path / "kept", said.append) == []
+    assert said and not os.path.lexists(tmp_path / "kept")
+
+
 @pytest.mark.parametrize("file", ["one", "two", kept.SUMS])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_damaged_is_removed_and_said(folder, damage, file):

@@ -164,6 +164,7 @@ def plan(text, instruction, name="a.py", **options):
     ("a.py", PYTHON, "document the classes Store, and Shop, leave show alone", ["Store", "Shop"], ["show"]),
     ("a.py", PYTHON, "add a docstring to the functions average and twelve", ["average"], []),
     ("a.py", PYTHON, "correct lines 21-23", ["lines 21 to 23"], []),
+    ("a.txt", "one\ntwo\nthree\n", "correct lines 2-3", ["lines 2 to 3"], []), ("a.txt", "one\ntwo\nthree\n", "correct lines 2-4", [], []),
     ("a.py", PYTHON, "rename the class Store to Cache and update the docstrings", [], []),
     ("a.py", PYTHON, "add a total", [], []),
     ("a.py", PYTHON, "raise an error if it is empty", [], []),

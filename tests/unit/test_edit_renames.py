@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pygments.token import Name
 
 from gguf_spec.edit import EditPlan
 from gguf_spec.edit.instruction import read_rename
+from gguf_spec.edit.languages import Language, language_of, read_code
 from tests.support import children
 
 SMALL = yaml.safe_load((Path(__file__).parents[1] / "data" / "renames.yaml").read_text("utf-8"))
@@ -97,6 +99,7 @@ DOUBTFUL = [
     ("a.sql", 'SELECT "price", price FROM books;\n', "rename the column price to cost"),
     ("a.sql", "SELECT price FROM books;\nSELECT price FROM cars;\n", "rename the column price to cost"),
     ("a.sql", "SELECT a AS price FROM books;\n", "rename the column price to cost"),
+    ("a.sql", "SELECT price FROM price;\n", "rename price to cost"), ("a.sql", "SELECT price FROM price;\n", "rename the table price to cost"),
     ("a.sql", "SELECT price FROM books;\n", "rename the column price to order"),
     ("a.css", ".total { color: red; }\n#total { color: red; }\n", "rename total to whole"),
     ("a.r", "total <- 3\nf(total = 1)\n", V), ("a.lua", "local total = 3\nt.total = total\n", V),
@@ -228,6 +231,24 @@ def test_a_function_that_is_to_stay_keeps_a_name_of_python():
     edit = made("a.py", text, "rename the variable total to whole, but leave the function g alone")
     before, _, behind = text.partition("def g")
     assert edit.text == before.replace("total", "whole") + "def g" + behind
+
+
+def test_a_first_line_that_names_a_shell_counts_without_an_ending_only():
+    first = "#!/bin/sh -- # -*- perl -*-"
+    assert [language_of(one, first).lexer for one in ("a.pl", "a")] == ["perl", "bash"]
+
+
+def test_a_lexer_that_leaves_characters_out_is_not_trusted(monkeypatch):
+    class Lexer:
+        name = "with a hole"
+
+        def get_tokens_unprocessed(self, _):
+            yield 0, Name, "ab"
+            yield 3, Name, "d"
+
+    monkeypatch.setattr("pygments.lexers.get_lexer_by_name", lambda *_, **__: Lexer())
+    found = read_code("ab d", Language(lexer="with a hole"))
+    assert (found.code, found.is_sure) == (("ab d",), False)
 
 
 HOSTILE = [
