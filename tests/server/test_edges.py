@@ -12,6 +12,7 @@ from gguf_spec.errors import InvalidOptionError
 from gguf_spec.server import Settings, serve_in_thread
 from gguf_spec.server.app import PATHS
 from gguf_spec.server.errors import ApiError
+from gguf_spec.server.replies import json_parts
 from gguf_spec.server.requests import unpacked
 from gguf_spec.server.running import CALL
 from tests.server.conftest import ask, ask_text
@@ -336,3 +337,9 @@ def test_the_limit_of_a_body_is_for_all_its_parts_together():
         assert tracemalloc.get_traced_memory()[1] < 3 * most
     finally:
         tracemalloc.stop()
+
+
+def test_an_array_that_is_empty_when_it_is_written_has_its_brackets():
+    for value in (iter(()), {"a": iter(())}):
+        text = "".join(json_parts(value))
+        assert text == ("[]" if not isinstance(value, dict) else '{"a":[]}')

@@ -345,3 +345,18 @@ def test_the_real_set_up_heals_its_cache(tmp_path):
     if "pip cannot reach the package index" in done.stderr:
         pytest.skip("no network")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("start", [b"#!/bin/sh\n", b"\x7fELF\2", b"", b"\0\0\0\0"])
+def test_what_begins_as_a_program_is_one(tmp_path, start):
+    (tmp_path / "python").write_bytes(start)
+    (tmp_path / "python").chmod(0o755)
+    assert _setup.is_program(tmp_path / "python") == (start[:1] in {b"#", b"\x7f"})
+
+
+def test_packages_are_kept_for_their_list():
+    want = dict.fromkeys([*_setup.COMMON, "llama.cpp"], "x")
+    folder = _setup.kept_packages("run", want)
+    for name, is_same in ((_setup.PLACE, True), (_setup.PACKAGES, False), ("llama.cpp", False)):
+        other = _setup.kept_packages("run", want | {name: "y"})
+        assert (other == folder) == is_same, name
