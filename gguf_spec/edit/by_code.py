@@ -242,7 +242,8 @@ def _remove(reading: Reading) -> CodeEdit | None:
             new[last] = new[last].removesuffix(",")
     inner = _sections_in(part.name, reading)
     doubt = f"{inner[0].name} belongs to {part.name}, and stays" if inner else ""
-    if part.kind != "heading" and (used := _used_at(part.name, new, reading.language)):
+    is_named = bool(part.name) and part.kind != "heading"  # lines have no name
+    if is_named and (used := _used_at(part.name, new, reading.language)):
         doubt = f"{part.label} is removed{used}"
     return CodeEdit(new, 1, doubt) if new else None
 

@@ -1,11 +1,18 @@
 """Several choices, several prompts, and filling in the middle."""
 
+import asyncio
+from types import SimpleNamespace
+
 import openai
 import pytest
 
 import gguf_spec
-from gguf_spec.server import serve_in_thread
-from gguf_spec.server.requests import seed_of
+from gguf_spec.options import Speculation
+from gguf_spec.results import Completion, Stats
+from gguf_spec.server import jobs, serve_in_thread
+from gguf_spec.server.events import ChoiceEnded
+from gguf_spec.server.jobs import Choice, Job
+from gguf_spec.server.requests import read_text, seed_of
 from tests.server.conftest import ask_chat, ask_text, infill_model
 from tests.server.test_api import FOX, START, alone
 
@@ -135,3 +142,62 @@ def test_any_model(tales, any_model):
                 pytest.raises(openai.NotFoundError),
             ):
                 client.chat.completions.create(model="gpt-4o", messages=FOX)
+
+
+def run_job(use):
+    """Return what a function returns for a job, inside an event loop, and the events that it sent."""
+
+    async def run():
+        job = Job(None, read_text({"prompt": "a", "n": 3, "seed": 1}, Speculation(), None))
+        found = use(job)
+        await asyncio.sleep(0)
+        return found, [job.events.get_nowait() for _ in range(job.events.qsize())]
+
+    return asyncio.run(run())
+
+
+def test_choices_go_on_with_the_model_that_is_loaded(monkeypatch):
+    def choices(request, llm, *_):
+        return (Choice(i, 1, request.sampling, llm) for i in range(3))
+
+    monkeypatch.setattr(jobs, "requests_of", choices)
+    first, again = SimpleNamespace(n_ctx=64), SimpleNamespace(n_ctx=65)
+    llms = [first, again, again, again]
+    found, _ = run_job(lambda job: [job.next_choice(one) for one in llms])
+    assert [one and (one.index, one.open) for one in found] == [(0, first), (1, again), (2, again), None]  # fmt: skip
+
+
+def test_a_choice_that_is_cut_at_the_time_limit_keeps_its_tokens():
+    def use(job):
+        job.cancel("timeout")
+        for i in range(2):
+            result = Completion("a" * i, (1,) * i, "cancelled", 1, Stats(n_generated=i))
+            job.choice_ended(ChoiceEnded(i, result, job.why))
+
+    _, events = run_job(use)
+    assert [(one.index, one.result.text) for one in events] == [(1, "a")]
+
+
+def test_the_first_reason_of_a_cancelled_request_counts():
+    def use(job):
+        job.cancel("timeout")
+        job.cancel("client_closed")
+        return job.why
+
+    assert run_job(use)[0] == "timeout"
+
+
+@pytest.mark.parametrize(
+    "end", [lambda job: job.fail(ValueError()), lambda job: job.cancel("timeout")]
+)
+def test_a_choice_that_begins_after_the_end_is_cancelled(end):
+    cancelled = []
+
+    def use(job):
+        with job.reading(SimpleNamespace(cancel=lambda: cancelled.append("before"))):
+            end(job)
+        with job.reading(SimpleNamespace(cancel=lambda: cancelled.append("behind"))):
+            pass
+
+    run_job(use)
+    assert cancelled == ["before", "behind"]

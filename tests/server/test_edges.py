@@ -11,6 +11,9 @@ import pytest
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.server import Settings, serve_in_thread
 from gguf_spec.server.app import PATHS
+from gguf_spec.server.errors import ApiError
+from gguf_spec.server.replies import json_parts
+from gguf_spec.server.requests import unpacked
 from gguf_spec.server.running import CALL
 from tests.server.conftest import ask, ask_text
 
@@ -189,8 +192,8 @@ def test_a_wrongly_joined_path_is_answered(server):
         "/api",
         "/v2/models",
         "/v1/nowhere",
-        "//page/page.js",
-        "/v1/page/page.js",
+        "//page/page.css",
+        "/v1/page/main.js",
         "/v1/../v1/models",
         "/x//v1/models",
         "/v1" * 5 + "/models",
@@ -320,3 +323,23 @@ def test_a_bomb_is_refused_without_its_memory(tales):
                 assert tracemalloc.get_traced_memory()[1] < 5_000_000
         finally:
             tracemalloc.stop()
+
+
+def test_the_limit_of_a_body_is_for_all_its_parts_together():
+    import tracemalloc
+
+    most = 1 << 20
+    body = gzip.compress(b" " * most) + gzip.compress(b" " * (1 << 26))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError, match="when it is unpacked"):
+            unpacked(body, ["gzip"], most)
+        assert tracemalloc.get_traced_memory()[1] < 3 * most
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_that_is_empty_when_it_is_written_has_its_brackets():
+    for value in (iter(()), {"a": iter(())}):
+        text = "".join(json_parts(value))
+        assert text == ("[]" if not isinstance(value, dict) else '{"a":[]}')

@@ -235,6 +235,14 @@ def test_a_body_of_the_largest_size(tales):
         assert ask_text(one, **body | {"user": body["user"] + "y"}).status == 413
 
 
+def test_bodies_that_were_received_are_no_longer_counted(tales, monkeypatch):
+    monkeypatch.setattr(requests, "BODIES_MAX", 1_000)
+    with serve_in_thread(tales) as one:
+        fields = {"content": "a" * 900}
+        statuses = [ask(one, "POST", "/tokenize", fields).status for _ in range(3)]
+    assert statuses == [200] * 3
+
+
 def test_a_body_that_is_not_sent(tales):
     with (
         serve_in_thread(tales, timeout=0.5) as one,

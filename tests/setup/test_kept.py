@@ -67,6 +67,13 @@ def test_what_is_kept_is_found(folder, tmp_path):
     assert sorted(one.name for one in folder.parent.iterdir()) == ["kept"]
 
 
+def test_a_link_that_leads_nowhere_is_damage_too(tmp_path):
+    said = []
+    (tmp_path / "kept").symlink_to("no/where")
+    assert kept.find(tmp_path / "kept", said.append) == []
+    assert said and not os.path.lexists(tmp_path / "kept")
+
+
 @pytest.mark.parametrize("file", ["one", "two", kept.SUMS])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_damaged_is_removed_and_said(folder, damage, file):
@@ -338,3 +345,18 @@ def test_the_real_set_up_heals_its_cache(tmp_path):
     if "pip cannot reach the package index" in done.stderr:
         pytest.skip("no network")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("start", [b"#!/bin/sh\n", b"\x7fELF\2", b"", b"\0\0\0\0"])
+def test_what_begins_as_a_program_is_one(tmp_path, start):
+    (tmp_path / "python").write_bytes(start)
+    (tmp_path / "python").chmod(0o755)
+    assert _setup.is_program(tmp_path / "python") == (start[:1] in {b"#", b"\x7f"})
+
+
+def test_packages_are_kept_for_their_list():
+    want = dict.fromkeys([*_setup.COMMON, "llama.cpp"], "x")
+    folder = _setup.kept_packages("run", want)
+    for name, is_same in ((_setup.PLACE, True), (_setup.PACKAGES, False), ("llama.cpp", False)):
+        other = _setup.kept_packages("run", want | {name: "y"})
+        assert (other == folder) == is_same, name

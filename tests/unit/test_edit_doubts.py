@@ -6,6 +6,7 @@ import pytest
 
 from gguf_spec.edit import EditPlan
 from gguf_spec.edit.doubts import _new_values
+from gguf_spec.edit.structure import data_changes, tree_of
 
 CONFIG = {
     "a.yaml": "# the service\nserver:\n  host: web-1\n  port: 8080 # plain\n  timeout: 30\ncache:\n  size: 100\n  ttl: 60\nusers:\n  - name: ann\n    role: admin\n  - name: ben\n    role: guest\nversion: \"3.8\"\n",
@@ -29,11 +30,14 @@ ASKED = [
     # other entries of a data file
     ("a.yaml", "wait 45 seconds", [("timeout: 30", "timeout: 45"), ("cache:\n  size: 100\n  ttl: 60\n", "")], "cache is gone"),
     ("a.yaml", "listen at 9090, not at 8080", [("8080", "9090"), ("ttl: 60", "ttl: 90")], "cache.ttl changed, too"),
+    ("a.yaml", "fix all the spelling mistakes", [("  ttl: 60", "  tll: 60")], "cache.ttl is gone"),
     ("a.yaml", "make ann a guest", [("role: admin", "role: guest"), ("  - name: ben\n    role: guest\n", "")], "is gone"),
     ("a.yaml", "make ben an owner", [("role: guest", "role: owner"), ("timeout: 30", "timeout: 31")], "server.timeout changed, too"),
     ("a.yaml", "the port is 9090 now", [("8080 # plain", "9090")], "a comment is gone: plain"),
     ("a.yaml", "use version 3.9", [('"3.8"', "3.9")], "version is no text any more"),
+    ("a.yaml", "turn debug off", [('"true"', "false")], "debug is no text any more", 'host: web-1\ndebug: "true"\nport: 8080\nsize: 100\n'),
     ("a.yaml", "listen at 9090, not at 8080", [("  host: web-1\n  port: 8080 # plain\n", "  port: 9090 # plain\n  host: web-1\n")], "the order of the keys of server changed"),
+    ("a.yaml", "add a key retries with 3 to the server", [("  host: web-1\n  port: 8080 # plain\n", "  port: 8080 # plain\n  host: web-1\n  retries: 3\n")], "the order of the keys of server changed"),
     ("a.yaml", "add a key retries with 3 to the cache", [("  ttl: 60\n", "  ttl: 60\n  ttl: 60\n  retries: 3\n")], "the key ttl stands twice"),
     ("a.yaml", "add a user cid with the role guest", [("  - name: ben\n    role: guest\n", "  - name: cid\n    role: guest\n")], ""),
     ("a.json", "let the cache hold 200 entries", [('"size": 100, "ttl": 60', '"size": 200')], "cache.ttl is gone"),
@@ -63,6 +67,8 @@ ASKED = [
     ("page.md", "fix the grammar", [("It are", "It is"), ("titel", "title")], "was changed, and was not named", "---\ntitel: Home\n---\n\nIt are good.\n"),
     ("page.md", "fix the grammar", [("It are", "It is"), ('class="imgage"', 'class="image"')], "was changed, and was not named", 'It are good.\n\n<img class="imgage">\n'),
     ("page.rst", "fix the typos", [("Teh", "The"), ("teh = 1", "the = 1")], "was changed, and was not named", "Teh code::\n\n    teh = 1\n\nEnd.\n"),
+    ("page.md", "fix the typos", [("Teh", "The"), ("teh = 1", "the = 1")], "teh = 1 was changed", "Teh code:\n\n````\n```\nteh = 1\n````\n"),
+    ("page.md", "fix the typos", [("Teh", "The"), ("teh = 1", "the = 1")], "teh = 1 was changed", "Teh code:\n\n~~~\n```\nteh = 1\n~~~\n"),
     ("a.txt", "fix the typos", [("Teh", "The"), ("1998", "1989")], "1998 was changed", "Teh year was 1998.\n"),
     ("a.py", "fix the typos in the comments", [("Teh", "The"), ("lenght", "length")], "is code", "# Teh size\nlenght = 1\n"),
     # values that were asked for
@@ -115,6 +121,8 @@ TAKEN = [
     ("a.yaml", "give the cache 500 entries and a ttl of 90", [("size: 100", "size: 500"), ("ttl: 60", "ttl: 90")]),
     ("a.yaml", "the server needs a key retries with the value 3", [("  timeout: 30\n", "  timeout: 30\n  retries: 3\n")]),
     ("a.yaml", "add a comment to the ttl that it is in seconds", [("ttl: 60", "ttl: 60 # in seconds")]),
+    ("a.yaml", "the title is hall now", [('"room # 5"', '"hall"')], 'title: "room # 5"\nsize: 3\nwidth: 4\nheight: 5\n'),
+    ("a.toml", "the title is hall now", [('"room # 5"', '"hall"')], 'title = "room # 5"\nsize = 3\nwidth = 4\nheight = 5\n'),
     ("a.json", "add a key debug with the value true", [('"version": "5"\n', '"version": "5",\n  "debug": true\n')]),
     ("a.json", "add a user cid who is a guest", [('"guest"}\n', '"guest"},\n    {"name": "cid", "role": "guest"}\n')]),
     ("a.json", "remove the user ben", [('"admin"},\n    {"name": "ben", "role": "guest"}', '"admin"}')]),
@@ -212,6 +220,16 @@ LONG += "## Options\n\n| option | meaning |\n|---|---|\n| --fast | quick |\n\n##
 def test_the_part_of_a_long_text_that_is_written_again(ask, first):
     plan = EditPlan(LONG, ask, name="a.md")
     assert (plan.lines[plan.part.start] if plan.part else "") == first
+
+
+@pytest.mark.parametrize(("old", "new", "labels"), [
+    # an item that got more keys, beside a new one, is the same item
+    ('[{"name": "ann", "role": "a"}]', '[{"name": "ann", "role": "a", "x": 1, "y": 2, "z": 3}, {"name": "cid"}]', ["ann.x", "ann.y", "ann.z", "cid"]),
+    ('[{"name": "ann", "x": 1, "y": 2}]', '[{"name": "ann", "x": 3, "y": 4}, {"name": "cid"}]', ["ann", "ann", "cid"]),
+])  # fmt: skip
+def test_the_entries_that_differ(old, new, labels):
+    changes = data_changes(*(tree_of(one, "a.json") for one in (old, new)))
+    assert [one.label for one in changes] == labels
 
 
 def test_a_deep_or_odd_data_file_is_no_crash():

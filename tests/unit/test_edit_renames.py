@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pygments.token import Name
 
 from gguf_spec.edit import EditPlan
 from gguf_spec.edit.instruction import read_rename
+from gguf_spec.edit.languages import Language, language_of, read_code
 from tests.support import children
 
 SMALL = yaml.safe_load((Path(__file__).parents[1] / "data" / "renames.yaml").read_text("utf-8"))
@@ -82,6 +84,7 @@ ASKED = [
     ("a.tf", 'variable "total" {\n}\noutput "x" {\n  value = "${var.total} total"\n}\n', V, 'variable "whole" {\n}\noutput "x" {\n  value = "${var.whole} total"\n}\n'),
     ("a.go", 'package a\n\ntype A struct {\n\tTotal int `json:"Total"`\n}\n', "rename the field Total to Whole", 'package a\n\ntype A struct {\n\tWhole int `json:"Total"`\n}\n'),
     ("a.c", '#define SHOW printf("total %d", total)\nint total = 3;\n', V, '#define SHOW printf("total %d", whole)\nint whole = 3;\n'),
+    ("a.js", 'class Cart {\n  constructor() {\n    this.total = 0;\n  }\n}\nlog(cart["total"]);\n', "rename the field total of the class Cart to whole", 'class Cart {\n  constructor() {\n    this.whole = 0;\n  }\n}\nlog(cart["total"]);\n'),
 ]  # fmt: skip
 # a question, whatever would be written
 DOUBTFUL = [
@@ -96,6 +99,7 @@ DOUBTFUL = [
     ("a.sql", 'SELECT "price", price FROM books;\n', "rename the column price to cost"),
     ("a.sql", "SELECT price FROM books;\nSELECT price FROM cars;\n", "rename the column price to cost"),
     ("a.sql", "SELECT a AS price FROM books;\n", "rename the column price to cost"),
+    ("a.sql", "SELECT price FROM price;\n", "rename price to cost"), ("a.sql", "SELECT price FROM price;\n", "rename the table price to cost"),
     ("a.sql", "SELECT price FROM books;\n", "rename the column price to order"),
     ("a.css", ".total { color: red; }\n#total { color: red; }\n", "rename total to whole"),
     ("a.r", "total <- 3\nf(total = 1)\n", V), ("a.lua", "local total = 3\nt.total = total\n", V),
@@ -177,6 +181,8 @@ PYTHON = [
     ("class total:\n    pass\n\n\ndef f():\n    total = 1\n    return total\n\n\nx = total()\n", "rename the class total to whole", "class whole:\n    pass\n\n\ndef f():\n    total = 1\n    return total\n\n\nx = whole()\n"),
     ("def f():\n    def total():\n        return 1\n    return total()\n\n\ntotal = 3\n", F, "def f():\n    def whole():\n        return 1\n    return whole()\n\n\ntotal = 3\n"),
     ("total = 1\n\n\ndef f():\n    global total\n    total = 2\n\n\ndef g():\n    total = 3\n    return total\n", VARIABLE, "whole = 1\n\n\ndef f():\n    global whole\n    whole = 2\n\n\ndef g():\n    total = 3\n    return total\n"),
+    ("total = 2\n\n\nclass A:\n    total = 1\n\n    def f(self):\n        return total\n", VARIABLE, "whole = 2\n\n\nclass A:\n    total = 1\n\n    def f(self):\n        return whole\n"),
+    ("total = 1\n\n\ndef f(*, total=total):\n    return total\n", VARIABLE, "whole = 1\n\n\ndef f(*, total=whole):\n    return total\n"),
     ("from x import y as total\nprint(total())\n", "rename total to whole", "from x import y as whole\nprint(whole())\n"),
     ("total = 1\nprint(f\"{total} {f(f'{total}')} {total!r:>{total}}\")\n", VARIABLE, "whole = 1\nprint(f\"{whole} {f(f'{whole}')} {whole!r:>{whole}}\")\n"),
     (f'__all__ = ["total"]\n\n\n{ONE}', F, '__all__ = ["whole"]\n\n\ndef whole():\n    return 1\n'),
@@ -218,6 +224,31 @@ def test_the_kind_of_a_name_of_python_selects_what_is_renamed(text, instruction,
 @pytest.mark.parametrize(("text", "instruction"), PYTHON_DOUBTFUL)
 def test_a_rename_of_python_that_is_not_certain_is_asked_about(text, instruction):
     assert made("a.py", text, instruction).refused
+
+
+def test_a_function_that_is_to_stay_keeps_a_name_of_python():
+    text = "total = 1\n\n\ndef f():\n    return total\n\n\ndef g():\n    return total\n"
+    edit = made("a.py", text, "rename the variable total to whole, but leave the function g alone")
+    before, _, behind = text.partition("def g")
+    assert edit.text == before.replace("total", "whole") + "def g" + behind
+
+
+def test_a_first_line_that_names_a_shell_counts_without_an_ending_only():
+    first = "#!/bin/sh -- # -*- perl -*-"
+    assert [language_of(one, first).lexer for one in ("a.pl", "a")] == ["perl", "bash"]
+
+
+def test_a_lexer_that_leaves_characters_out_is_not_trusted(monkeypatch):
+    class Lexer:
+        name = "with a hole"
+
+        def get_tokens_unprocessed(self, _):
+            yield 0, Name, "ab"
+            yield 3, Name, "d"
+
+    monkeypatch.setattr("pygments.lexers.get_lexer_by_name", lambda *_, **__: Lexer())
+    found = read_code("ab d", Language(lexer="with a hole"))
+    assert (found.code, found.is_sure) == (("ab d",), False)
 
 
 HOSTILE = [

@@ -98,6 +98,15 @@ def test_pull(folder, tmp_path):
         download.remove(entry)
 
 
+def test_the_file_is_on_the_disk_before_it_has_its_name(folder, monkeypatch):
+    events, sync, move = [], download.sync, download.move
+    monkeypatch.setattr(download, "sync", lambda file: (events.append("sync"), sync(file)))
+    monkeypatch.setattr(download, "move", lambda *names: (events.append("name"), move(*names)))
+    wheels.wheel(folder)
+    download.pull(wheels.entry())
+    assert events == ["sync", "name"]
+
+
 @pytest.mark.full
 def test_a_file_that_was_damaged_is_replaced(folder):
     wheels.wheel(folder)
