@@ -171,7 +171,7 @@ def test_qwen_calls_a_tool_through_every_api(qwen, path):
 @pytest.mark.full
 @qwen_only
 def test_qwen_edits_a_text_with_the_name_of_its_end_token(qwen):
-    from gguf_spec.cli.edit import EditPrompt
+    from gguf_spec.edit import EditPrompt
 
     old = 'END = "<|im_end|>"\nSTART = "<|im_start|>"\nport = 8080\n'
     prompt = EditPrompt(qwen, old, "change the port to 9090", "settings.py")
@@ -208,8 +208,9 @@ def test_nomic_gives_the_embeddings_of_llama_cpp():
     ):
         served = ask(server, "/v1/embeddings", {"input": texts})["data"]
     theirs = Llama(str(NOMIC), embedding=True, n_ctx=512, verbose=False).embed(texts, True)
-    np.testing.assert_allclose(found, theirs, atol=1e-6)
-    np.testing.assert_allclose([one["embedding"] for one in served], theirs, atol=1e-6)
+    # llama.cpp's AMX products add in another order: 4e-5 of values of about 0.04; other processors 1e-6
+    np.testing.assert_allclose(found, theirs, atol=2e-4)
+    np.testing.assert_allclose([one["embedding"] for one in served], found, atol=1e-6)
 
 
 # slow
