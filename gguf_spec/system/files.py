@@ -279,11 +279,12 @@ def _make_alike(part: Path, path: Path) -> bool:
     with contextlib.suppress(OSError):
         if hasattr(os, "chown"):
             os.chown(part, kept.st_uid, kept.st_gid)
-    with contextlib.suppress(OSError):
-        for name in _attributes(part).keys() - names.keys():  # by rules of the folder
-            os.removexattr(part, name)
-        for name, value in names.items():
-            os.setxattr(part, name, value)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            for name in _attributes(part).keys() - names.keys():  # by rules of the folder
+                os.removexattr(part, name)
+            for name, value in names.items():
+                os.setxattr(part, name, value)
     with contextlib.suppress(OSError):
         part.chmod(stat.S_IMODE(kept.st_mode))  # last, as a change of the owner clears bits
     made = part.stat()

@@ -142,7 +142,9 @@ def main() -> None:
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):  # macOS and Windows have no limit
+    if sys.platform == "win32":
+        return
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
