@@ -107,6 +107,8 @@ def _described_text(head: bytes, n_bytes: int) -> tuple[str, str] | None:
     text = head.decode("utf-8-sig", errors="ignore").strip()
     if b"\0" in head or len(text.encode()) < len(head.strip()) - 6:  # a character may be cut
         return None
+    if not text:
+        return None if head.strip() else ("a text of blanks alone", _AGAIN)
     if text[:1] in ("{", "["):
         said = _message_of(text) if n_bytes == len(head) else None
         if said:

@@ -71,6 +71,9 @@ FILES = {
     "keras": (b"\x89HDF\r\n\x1a\n", "a file in the HDF5 format", _CONVERT),
     "picture": (b"\xff\xd8\xff\xe0" + bytes(99), "a picture", "GGUF"),
     "program": (b"\x7fELF" + bytes(99), "a program", "GGUF"),
+    "blanks": (b"\r\n \n", "a text of blanks alone", _NEW),
+    "mark alone": (b"\xef\xbb\xbf", "a file in an unknown format", "GGUF"),
+    "one byte of no text": (b"\x80", "a file in an unknown format", "GGUF"),
     "unknown": (bytes(range(1, 256)), "a file in an unknown format", "GGUF"),
 }  # fmt: skip
 
