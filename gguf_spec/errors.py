@@ -225,13 +225,19 @@ def _shortened(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}...{text[-15:]}"
 
 
+def _tokens(number: int, is_estimate: bool) -> str:
+    """Return a number of tokens as the messages name it: `about 5,120 tokens`."""
+    return f"{'about ' if is_estimate else ''}{number:,} tokens"
+
+
 class InvalidOptionError(GgufSpecError, ValueError):
     """An option has a value outside its range.
 
     Attributes:
         option: Name of the parameter or field, as in `Sampling.top_p`.
         value: The rejected value.
-        allowed: Description of the allowed values; empty if the error is not about a range.
+        allowed: The allowed values, as the end of the sentence "must be ..."; empty if the error
+            is not about a range.
     """
 
     def __init__(
@@ -243,16 +249,7 @@ class InvalidOptionError(GgufSpecError, ValueError):
         *,
         message: str | None = None,
     ) -> None:
-        """Create the error.
-
-        Args:
-            option: Name of the option.
-            value: Its value.
-            allowed: The allowed values, as the end of the sentence "must be ..."; empty if there
-                is a message.
-            hint: How to fix it; None advises to omit the option.
-            message: A sentence that replaces the usual one.
-        """
+        """Create the error; `message` replaces the fact, and the hint None advises the default."""
         name = Option(option)
         super().__init__(
             message or Text("{} is {} but must be {}.", name, _shortened(value), allowed),
@@ -310,22 +307,17 @@ class ContextTooShortError(InvalidOptionError):
     def __init__(
         self, what: str, n_ctx: int, needed: int, *others: str, about: bool = False
     ) -> None:
-        """Create the error.
+        """Create the error of `what`, such as `the workload story`.
 
-        Args:
-            what: What needs the context, such as `the workload story`.
-            n_ctx: Number of tokens that the context holds.
-            needed: Number of tokens that are needed.
-            others: Alternatives to a larger context, as parts of the template of a `Text`.
-            about: Whether `needed` is approximate.
+        `others` are alternatives to a larger context, as parts of the template of a `Text`; `about`
+        tells whether `needed` is approximate.
         """
         super().__init__(
             "n_ctx",
             n_ctx,
             f"{needed} or more",
             Text(" | ".join(["set {n_ctx=}", *others]) + ".", n_ctx=needed),
-            message=f"{what} needs {'about ' if about else ''}{needed:,} tokens "
-            f"but the context holds {n_ctx:,}.",
+            message=f"{what} needs {_tokens(needed, about)} but the context holds {n_ctx:,}.",
         )
         self.needed = needed
 
@@ -362,10 +354,7 @@ class InvalidGrammarError(InvalidOptionError):
     def __init__(self, option: str, value: str, reason: str) -> None:
         """Create the error of `grammar` or `json_schema`.
 
-        Args:
-            option: One of the two.
-            value: The beginning of its text; empty where the reason says which part is wrong.
-            reason: Why it cannot be used, without a full stop.
+        `value` is the beginning of its text; empty where the reason says which part is wrong.
         """
         in_shell = "[; put quotes around it for the shell, or use a file: {}]"
         hint = Text(
@@ -550,8 +539,8 @@ class PromptTooLongError(GgufSpecError, ValueError):
         if longer is None:
             hint = Text("shorten the prompt: {} tokens are possible here.", f"{n_ctx_limit:,}")
         super().__init__(
-            f"the prompt has {'about ' if is_estimate else ''}{n_prompt:,} tokens but the context "
-            f"holds {n_ctx:,}, including one for the answer.",
+            f"the prompt has {_tokens(n_prompt, is_estimate)} but the context holds {n_ctx:,}, "
+            "including one for the answer.",
             hint,
         )
         self.n_prompt, self.n_ctx, self.n_ctx_limit = n_prompt, n_ctx, n_ctx_limit
@@ -572,8 +561,8 @@ class TextTooLongError(GgufSpecError, ValueError):
         """Create the error; the model was trained for `n_ctx_train` tokens."""
         larger = " | set {n_ctx=}" if n_tokens <= n_ctx_train else ""
         super().__init__(
-            f"the text {index} has {'about ' if is_estimate else ''}{n_tokens:,} tokens but the "
-            f"model reads {most:,} at once.",
+            f"the text {index} has {_tokens(n_tokens, is_estimate)} but the model reads {most:,} "
+            "at once.",
             Text("shorten the text | split it" + larger + ".", n_ctx=n_tokens),
         )
         self.index, self.n_tokens, self.most = index, n_tokens, most
@@ -618,8 +607,8 @@ class BusyError(GgufSpecError):
     """A thread with an open stream requested another generation from the same LLM."""
 
     def __init__(self) -> None:
-        hint = "read the stream to its end, or close it first."
-        super().__init__("this thread has an open stream of this LLM.", hint)
+        fact = "this thread has an open stream of this LLM."
+        super().__init__(fact, "read the stream to its end, or close it first.")
 
 
 class ClosedError(GgufSpecError):
@@ -644,8 +633,9 @@ class EventLoopError(GgufSpecError, RuntimeError):
     """An `AsyncLLM` was used in another event loop than before."""
 
     def __init__(self) -> None:
+        fact = "this AsyncLLM belongs to another event loop."
         hint = "create one AsyncLLM for each event loop; several may use the same LLM."
-        super().__init__("this AsyncLLM belongs to another event loop.", hint)
+        super().__init__(fact, hint)
 
 
 class DecodeError(GgufSpecError):
@@ -671,9 +661,9 @@ class NoTokenLeftError(GgufSpecError):
     """
 
     def __init__(self) -> None:
+        fact = "no token can be sampled: every token is forbidden, or no logit is finite."
         hint = "check {logit_bias} and {grammar}; without these options the model file is damaged."
-        message = "no token can be sampled: every token is forbidden, or no logit is finite."
-        super().__init__(message, Text(hint))
+        super().__init__(fact, Text(hint))
 
 
 class RollbackError(GgufSpecError):
