@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import BatchFileError, ClosedError, GgufSpecError
 from ..options import Sampling, Speculation
-from ..runtime.many import Cancellation, CancelledGenerationError
-from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
-from ..server.events import ChoiceEnded, ChunkEvent, Started, named
-from ..server.fields import OTHER_NAMES
-from ..server.jobs import requests_of
-from ..server.replies import ResponseBuilder, usage
-from ..server.requests import (
+from ..protocols.bodies import (
     SEEDS,
     CompletionRequest,
     made,
@@ -26,7 +20,13 @@ from ..server.requests import (
     read_chat,
     read_text,
 )
-from ..server.schema import FLAG, is_count
+from ..protocols.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
+from ..protocols.events import ChoiceEnded, ChunkEvent, Started, named
+from ..protocols.fields import OTHER_NAMES
+from ..protocols.replies import ResponseBuilder, usage
+from ..protocols.schema import FLAG, is_count
+from ..runtime.many import Cancellation, CancelledGenerationError
+from ..server.jobs import requests_of
 from ..tools.families import family_of
 
 if TYPE_CHECKING:

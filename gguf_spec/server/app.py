@@ -30,20 +30,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..options import Speculation
-from ..system.helper import Helper
-from .connections import REFUSAL
-from .edit import EditForm, EditReply, read_edit
-from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import LOG, ApiError, as_refusal, client_closed, failure, in_time, log
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Event, Sent, Started
-from .fields import NOT_APPLIED, NOTED
-from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
-from .jobs import JOB, Job, with_biases, with_grammar
-from .messages_api import MessageReply, prompt_routes, read_request
-from .metrics import Metrics
-from .model_pool import ModelPool, ServedModel
-from .model_routes import ModelRoutes
-from .ollama import (
+from ..protocols.bodies import (
+    LARGE,
+    N_BYTES,
+    BodyReader,
+    CompletionRequest,
+    in_turn,
+    parse,
+    read_chat,
+    read_text,
+)
+from ..protocols.edit import EditForm, EditReply, read_edit
+from ..protocols.embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
+from ..protocols.errors import LOG, ApiError, as_refusal, client_closed, failure, in_time, log
+from ..protocols.events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Event, Sent, Started
+from ..protocols.fields import NOT_APPLIED, NOTED
+from ..protocols.llama_server import INFILL_EVENTS, InfillReply, read_completion, read_infill
+from ..protocols.messages import MessageReply, prompt_routes, read_request
+from ..protocols.ollama import (
     OLLAMA_EMBEDDING_ROUTES,
     OllamaReply,
     kept_seconds,
@@ -52,8 +56,7 @@ from .ollama import (
     read_ollama_chat,
     read_ollama_generate,
 )
-from .openapi import describe
-from .replies import (
+from ..protocols.replies import (
     DATA_EVENTS,
     JSON_LINES,
     NAMED_EVENTS,
@@ -68,17 +71,14 @@ from .replies import (
     schema_headers,
     weight,
 )
-from .requests import (
-    LARGE,
-    N_BYTES,
-    BodyReader,
-    CompletionRequest,
-    in_turn,
-    parse,
-    read_chat,
-    read_text,
-)
-from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
+from ..protocols.responses import ResponseReply, ResponseStore, read_response, response_routes
+from ..system.helper import Helper
+from .connections import REFUSAL
+from .jobs import JOB, Job, with_biases, with_grammar
+from .metrics import Metrics
+from .model_pool import ModelPool, ServedModel
+from .model_routes import ModelRoutes
+from .openapi import describe
 from .running import CALL, call, pack
 from .settings import Settings, host_name
 from .worker import Worker

@@ -17,15 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Option, OptionConflictError, PromptTooLongError
 from ..grammar.json_schema import Dropped, dropping, to_gbnf
+from ..options import WholeGrammarSampling
+from ..protocols.bodies import CompletionRequest, StrictSchema, joined, seed_of, seen
+from ..protocols.errors import (
+    LOG,
+    as_refusal,
+    client_closed,
+    invalid_value,
+    shutting_down,
+    too_slow,
+)
+from ..protocols.events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
+from ..protocols.fields import NOTED
 from ..results import Completion, Stats
-from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
-from .errors import LOG, as_refusal, client_closed, invalid_value, shutting_down, too_slow
-from .events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
-from .fields import NOTED
 from .model_pool import ServedModel
-from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
 
 if TYPE_CHECKING:
     from ..options import Sampling

@@ -13,15 +13,15 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..errors import ClosedError, PromptTooLongError
+from ..protocols.bodies import BodyReader
+from ..protocols.errors import ApiError, in_request, in_time, invalid_value
+from ..protocols.events import Done, ErrorEvent
+from ..protocols.llama_server import native_params
+from ..protocols.replies import JsonAnswer
+from ..protocols.schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from ..tools.families import family_of, reads_tools
-from .errors import ApiError, in_request, in_time, invalid_value
-from .events import Done, ErrorEvent
-from .infill import native_params
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
-from .replies import JsonAnswer
-from .requests import BodyReader
-from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
 from .worker import Worker
 

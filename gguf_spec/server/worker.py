@@ -18,15 +18,24 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ..errors import ContextTooShortError, PromptTooLongError
+from ..protocols.bodies import CompletionRequest, LineReader
+from ..protocols.errors import LOG, ApiError, client_closed, shutting_down
+from ..protocols.events import (
+    ChoiceEnded,
+    ChunkEvent,
+    Done,
+    ErrorEvent,
+    PromptRead,
+    Started,
+    Why,
+    named,
+)
+from ..protocols.fields import NOTED
 from ..results import Stats
 from ..tools.families import family_of
-from .errors import LOG, ApiError, client_closed, shutting_down
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, PromptRead, Started, Why, named
-from .fields import NOTED
 from .jobs import Choice, Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
-from .requests import CompletionRequest, LineReader
 
 if TYPE_CHECKING:
     from ..results import Chunk, Progress

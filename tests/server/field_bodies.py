@@ -1,12 +1,12 @@
 """Random valid bodies of all APIs: known fields in their neutral, usual and odd spellings."""
 
 from gguf_spec.options import Speculation
-from gguf_spec.server.fields import BUDGETS, OLLAMA_OPTIONS, OTHER_FIELDS
-from gguf_spec.server.infill import INFILL, read_infill
-from gguf_spec.server.messages_api import read_request
-from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
-from gguf_spec.server.requests import read_chat, read_text
-from gguf_spec.server.responses_api import ResponseStore, read_response
+from gguf_spec.protocols.bodies import read_chat, read_text
+from gguf_spec.protocols.fields import BUDGETS, OLLAMA_OPTIONS, OTHER_FIELDS
+from gguf_spec.protocols.llama_server import INFILL, read_infill
+from gguf_spec.protocols.messages import read_request
+from gguf_spec.protocols.ollama import read_ollama_chat, read_ollama_generate
+from gguf_spec.protocols.responses import ResponseStore, read_response
 
 READ = {
     "/v1/chat/completions": read_chat,

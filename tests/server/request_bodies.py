@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from gguf_spec.options import Sampling, Speculation
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.requests import NO_REASONING_FIELDS, parse, read_chat, read_text
+from gguf_spec.protocols.bodies import NO_REASONING_FIELDS, parse, read_chat, read_text
+from gguf_spec.protocols.errors import ApiError
 from gguf_spec.tools.families import NO_TOOLS
 
 RECORD = Path(__file__).parents[1] / "data" / "request_outcomes.json.gz"

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.datastructures import Headers
 
-from gguf_spec.server import Settings, connections, requests, serve_in_thread
+from gguf_spec.protocols import bodies as requests
+from gguf_spec.protocols.bodies import BodyReader
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.server import Settings, connections, serve_in_thread
 from gguf_spec.server.connections import Connection, most_connections
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.requests import BodyReader
 from tests.server.conftest import ask, ask_text, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -17,6 +17,10 @@ import gguf_spec
 from gguf_spec import Chunk, Speculation
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.protocols.bodies import read_text
+from gguf_spec.protocols.events import ChunkEvent, Done, Started
+from gguf_spec.protocols.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
+from gguf_spec.protocols.responses import TOKEN_LOGPROBS
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.server import (
     ModelPool,
@@ -30,12 +34,8 @@ from gguf_spec.server import (
 )
 from gguf_spec.server import jobs as jobs_module
 from gguf_spec.server import worker as worker_module
-from gguf_spec.server.events import ChunkEvent, Done, Started
 from gguf_spec.server.jobs import Job
 from gguf_spec.server.model_pool import ServedModel
-from gguf_spec.server.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
-from gguf_spec.server.requests import read_text
-from gguf_spec.server.responses_api import TOKEN_LOGPROBS
 from tests.server.conftest import ask, ask_chat, ask_text, infill_model, until
 from tests.server.test_load import LONG, busy, connect, n_waiting
 from tests.server.test_model_pool import WORDS, n_ctx

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from gguf_spec.options import Sampling, Speculation
+from gguf_spec.protocols.bodies import MESSAGES, parse, read_arguments, read_chat, read_text
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.fields import BUDGETS, IGNORED_FIELDS, NOTED, OTHER_FIELDS, OTHER_NAMES
+from gguf_spec.protocols.messages import read_request
+from gguf_spec.protocols.ollama import read_ollama_chat
+from gguf_spec.protocols.responses import ResponseStore, read_response
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.fields import BUDGETS, IGNORED_FIELDS, NOTED, OTHER_FIELDS, OTHER_NAMES
-from gguf_spec.server.messages_api import read_request
-from gguf_spec.server.ollama import read_ollama_chat
-from gguf_spec.server.requests import MESSAGES, parse, read_arguments, read_chat, read_text
-from gguf_spec.server.responses_api import ResponseStore, read_response
 from tests.server import field_bodies
 from tests.server.conftest import ask, ask_chat
 
@@ -162,8 +162,8 @@ MEANT = {
 @pytest.mark.parametrize("given", MEANT)
 def test_efforts_of_other_apis(route, given, noted, caplog, monkeypatch):
     """A known name is taken as the nearest one, with a word in the log; an unknown one is named, without its text."""
-    monkeypatch.setattr("gguf_spec.server.fields._taken", set())
-    monkeypatch.setattr("gguf_spec.server.fields._named", set())
+    monkeypatch.setattr("gguf_spec.protocols.fields._taken", set())
+    monkeypatch.setattr("gguf_spec.protocols.fields._named", set())
     fields, at = EFFORT_FIELDS[route](given), route.partition(",")[0]
     of = {"chat of Ollama": lambda: read_ollama_chat(CHAT | fields, Speculation(), None)}
     for _ in range(2):

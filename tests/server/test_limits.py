@@ -22,8 +22,9 @@ from gguf_spec.errors import (
 )
 from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.llama.weights import Weights
-from gguf_spec.server import Settings, jobs, requests, serve_in_thread
-from gguf_spec.server.requests import BodyReader
+from gguf_spec.protocols import bodies as requests
+from gguf_spec.protocols.bodies import BodyReader
+from gguf_spec.server import Settings, jobs, serve_in_thread
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"
@@ -660,7 +661,7 @@ def test_counts_have_a_limit_above_the_context(server, monkeypatch, path, fields
     found = len(reply["tokens"]) if param else reply["input_tokens"]
     assert n <= found <= n + 30 and n > 2048
     monkeypatch.setattr("gguf_spec.server.model_routes.COUNTED_MAX", 100)
-    monkeypatch.setattr("gguf_spec.server.messages_api.COUNTED_MAX", 100)
+    monkeypatch.setattr("gguf_spec.protocols.messages.COUNTED_MAX", 100)
     reply = ask(server, "POST", path, fields)
     message = reply.json()["error"]["message"]
     assert reply.status == 400 and ("about" in message or "too long" in message)

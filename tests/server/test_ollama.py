@@ -13,10 +13,10 @@ import pytest
 import gguf_spec
 from gguf_spec import __version__
 from gguf_spec.options import Speculation
+from gguf_spec.protocols.bodies import read_chat
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.ollama import read_ollama_chat, read_ollama_generate
 from gguf_spec.server import running_servers, serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
-from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.support import reasoners
 from tests.support.talkers import answering
@@ -483,7 +483,7 @@ def test_the_tools_of_the_official_client(caller, ollama, stack, stream):
 
 def test_a_message_with_calls_needs_no_content():
     from gguf_spec import Speculation
-    from gguf_spec.server.ollama import read_ollama_chat
+    from gguf_spec.protocols.ollama import read_ollama_chat
 
     call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
     messages = [

@@ -10,12 +10,12 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import PromptTooLongError
+from gguf_spec.protocols.bodies import REASONING
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.events import Started
+from gguf_spec.protocols.responses import ResponseReply, ResponseStore, messages_of, read_response
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.events import Started
 from gguf_spec.server.jobs import newest_that_fit
-from gguf_spec.server.requests import REASONING
-from gguf_spec.server.responses_api import ResponseReply, ResponseStore, messages_of, read_response
 from gguf_spec.tools.families import family_of
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN

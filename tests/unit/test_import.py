@@ -114,7 +114,7 @@ NOT_PUBLIC = {
         "llama.own_kernels", "llama.sequence", "registry", "registry.resolve", "runtime.embedding", "sampling.chain",
         "speculative.drafters", "speculative.drafters.model", "speculative.pair_statistics", "speculative.vocabularies", "system.process",
     },
-    "gguf-spec-ray": {"server.errors", "server.replies", "server.requests"},
+    "gguf-spec-ray": {"protocols.bodies", "protocols.errors", "protocols.replies"},
     "gguf-spec-trim": {"gguf.header", "gguf.validation", "gguf.vocabulary", "gguf.writing", "llama.weights", "results", "system.files"},
     "gguf-spec-workers": {
         "errors", "llama.backend", "llama.bindings", "llama.devices", "llama.log", "llama.native", "llama.options", "system",

@@ -20,6 +20,7 @@ from .. import __version__
 from ..results import Chunk, Completion, FinishReason, Part, Stats
 from ..tools.reader import Delta, ToolDeltas, call_of, reader_of, whole_answer
 from ..tools.source import Event as ToolEvent
+from .bodies import REASONING, CompletionRequest, in_turn
 from .errors import (
     LOG,
     ApiError,
@@ -43,10 +44,9 @@ from .events import (
     TokenInfo,
     Why,
 )
-from .requests import REASONING, CompletionRequest, in_turn
 
 if TYPE_CHECKING:
-    from .jobs import Job
+    from ..server.jobs import Job
 
 
 # Headers of an answer: the keywords of its schemas that no grammar follows, and those that the

@@ -7,14 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..options import SAMPLING, Sampling, Speculation
-from ..sampling.chain import InfillSampling
-from ..sampling.infill import MOST
+from ..options import INFILL_MAX, SAMPLING, InfillSampling, Sampling, Speculation
 from . import schema as s
-from .errors import invalid_value
-from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
-from .replies import DATA_EVENTS, Reply, finish_reason, prompt_progress, timings
-from .requests import (
+from .bodies import (
     CHOICES_MAX,
     FORMATS,
     MIXED_PROMPTS,
@@ -24,6 +19,9 @@ from .requests import (
     request_of,
     schema_in,
 )
+from .errors import invalid_value
+from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
+from .replies import DATA_EVENTS, Reply, finish_reason, prompt_progress, timings
 
 # Samplers in the order of the chain, with the values of options that switch them off.
 SAMPLERS: dict[str, dict[str, float]] = {
@@ -113,9 +111,9 @@ def _native(
 
 
 def _infilling(sampling: Sampling, samplers: Collection[str]) -> InfillSampling:
-    if "temperature" in samplers or not 1 <= sampling.top_k <= MOST:
-        fact = f"with infill must be without temperature, and requires a top_k from 1 to {MOST}."
-        raise invalid_value("samplers", fact)
+    if "temperature" in samplers or not 1 <= sampling.top_k <= INFILL_MAX:
+        needs = f"requires a top_k from 1 to {INFILL_MAX}."
+        raise invalid_value("samplers", f"with infill must be without temperature, and {needs}")
     return InfillSampling(**vars(sampling))
 
 

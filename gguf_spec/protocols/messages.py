@@ -17,21 +17,21 @@ from starlette.routing import Route
 from ..errors import ClosedError
 from ..options import Speculation
 from ..results import Part
+from ..server.model_routes import COUNTED_MAX, piece_of
 from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
-from . import requests as chat
+from . import bodies as chat
 from . import schema as s
+from .bodies import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal
 from .events import ChoiceEnded, Started
 from .fields import note
-from .model_routes import COUNTED_MAX, piece_of
 from .replies import PartsReply, finish_reason, usage
-from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
-    from .model_routes import ModelRoutes
+    from ..server.model_routes import ModelRoutes
 
 # ---- bodies
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..runtime.embedding import encode_texts
+from ..server.metrics import Metrics
 from . import schema as s
+from .bodies import MESSAGES, TEMPLATE_KWARGS, joined
 from .errors import ApiError, invalid_value
-from .metrics import Metrics
-from .requests import MESSAGES, TEMPLATE_KWARGS, joined
 from .schema import Shape
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ from starlette.routing import Route
 from ..options import Speculation
 from ..results import Completion, Part, Stats
 from ..tools.families import ToolUse
-from . import requests as chat
+from . import bodies as chat
 from . import schema as s
+from .bodies import Body, CompletionRequest, Message, ReasoningFields
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
 from .fields import OTHER_FIELDS, note, same
@@ -44,7 +45,6 @@ from .replies import (
     timings,
     usage,
 )
-from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 
 Item = dict[str, Any]

@@ -14,10 +14,10 @@ from ..options import Speculation
 from ..results import Completion
 from ..system.helper import HelperError
 from . import schema as s
+from .bodies import SHARED, Body, CompletionRequest, request_of
 from .errors import ApiError, as_refusal, invalid_value, option_refusal
 from .events import ChoiceEnded, Started
 from .replies import Reply, finish_reason, usage
-from .requests import SHARED, Body, CompletionRequest, request_of
 
 if TYPE_CHECKING:
     from ..edit import Edit, EditPrompt

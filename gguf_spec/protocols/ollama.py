@@ -28,17 +28,12 @@ from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import SAMPLING, Sampling, Speculation, duration
 from ..results import Part, Stats
+from ..server.model_pool import ModelPool, ServedModel
+from ..server.model_routes import ModelRoutes
 from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
-from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, ids_of, rows_of
-from .errors import ApiError, invalid_value, ollama_error
-from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
-from .fields import OLLAMA_OPTIONS, note, same, without_effect
-from .model_pool import ModelPool, ServedModel
-from .model_routes import ModelRoutes
-from .replies import JsonAnswer, PartsReply, finish_reason
-from .requests import (
+from .bodies import (
     EFFORT,
     EFFORTS,
     LOGPROBS,
@@ -49,6 +44,11 @@ from .requests import (
     read_chat,
     read_text,
 )
+from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, ids_of, rows_of
+from .errors import ApiError, invalid_value, ollama_error
+from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
+from .fields import OLLAMA_OPTIONS, note, same, without_effect
+from .replies import JsonAnswer, PartsReply, finish_reason
 from .schema import Shape
 
 if TYPE_CHECKING:
