@@ -4,3 +4,5 @@ Two rules hold in this package. It does no I/O: no socket, no file, no thread, n
 knows no engine: of a model it sees what `model.py` says. So a dialect can be read, and its tests
 run, without a server and without llama.cpp.
 """
+
+__all__: list[str] = []

@@ -1,27 +1,24 @@
-"""Routes for embeddings, for ranks of documents, and for the probabilities of options."""
+"""Bodies of requests for embeddings, ranks and probabilities of options, and their answers."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..runtime.embedding import encode_texts
-from ..server.metrics import Metrics
+from ..results import ScoredOption
 from . import schema as s
-from .bodies import MESSAGES, TEMPLATE_KWARGS, joined
+from .bodies import DIMENSIONS, TEMPLATE_KWARGS, TEXTS_FACT, TEXTS_MAX
 from .errors import ApiError, invalid_value
+from .openai import MESSAGES
+from .replies import Whole
+from .request import Text
 from .schema import Shape
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..runtime.llm import LLM
-
-# Most texts of a request, as at OpenAI.
-TEXTS_MAX = 2048
-_TEXTS_FACT = f"must contain 1 to {TEXTS_MAX:,} texts."
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 
@@ -32,13 +29,11 @@ def _document(value: Any, at: str) -> str:
     return text
 
 
-DIMENSIONS = s.whole_number(1, 1 << 20)._replace(schema={"type": "integer", "minimum": 1})
-ONLY_TEXTS = s.texts(TEXTS_MAX, _TEXTS_FACT, ids=False)
 _FORMAT = s.one_of(("float", "base64"), "must be float or base64.")
 EMBEDDING = s.obj(
     {
         "model?": s.TEXT.schema,
-        "input": s.texts(TEXTS_MAX, _TEXTS_FACT),
+        "input": s.texts(TEXTS_MAX, TEXTS_FACT),
         "encoding_format?": _FORMAT._replace(schema=_FORMAT.schema | {"default": "float"}),
         "dimensions?": DIMENSIONS,
         "user?": s.unread({"description": "No effect. Identifies the user of the client."}),
@@ -48,7 +43,7 @@ _NORMS = "must be 2 for vectors of the length 1, or -1 for vectors as they are."
 NATIVE_EMBEDDING = s.obj(
     {
         "model?": s.TEXT.schema,
-        **dict.fromkeys(("content?", "input?"), s.texts(TEXTS_MAX, _TEXTS_FACT, mixed=True)),
+        **dict.fromkeys(("content?", "input?"), s.texts(TEXTS_MAX, TEXTS_FACT, mixed=True)),
         "embd_normalize?": s.one_of((-1, 2), _NORMS),
     }
 )
@@ -80,150 +75,83 @@ CHOOSE = s.obj(
 )
 
 
-class TaskRun(NamedTuple):
-    """Run of the task of a request.
-
-    Attributes:
-        check: Raises if the request is cancelled.
-        began_s: Time when the request was read, by `time.perf_counter`.
-    """
-
-    check: Callable[..., None]
-    totals: Metrics
-    began_s: float
-
-    def passed(self, *progress: object) -> None:
-        """Count a pass of the model; raise if the request is cancelled."""
-        self.totals.embedded(0, 1)
-        self.check(*progress)
+# ---- answers
 
 
-class TaskRoute(NamedTuple):
-    """Route whose answer is the result of a function of the loaded model.
-
-    Attributes:
-        work: Returns the answer, from the read body, the model and the run.
-        names: Option or argument of the engine -> field of the request, for errors.
-        keeps: Whether `keep_alive` of a body says for how long the model is kept.
-    """
-
-    body: Shape
-    work: Callable[[dict[str, Any], LLM, TaskRun], Any]
-    names: dict[str, str]
-    keeps: bool = False
+def check_pooling(pooling: str) -> None:
+    """Refuse a model that gives no vector for a text: its pooling is `none` or `rank`."""
+    if pooling in ("none", "rank"):
+        gives = "scores: use /v1/rerank" if pooling == "rank" else "one vector for each token"
+        fact = f"The pooling of this model is {pooling}, which gives {gives}."
+        raise ApiError(fact, "model", "no_embeddings")
 
 
-def rows_of(
-    request: dict[str, Any], ids: list[list[int]], llm: LLM, run: TaskRun, **options: Any
-) -> tuple[NDArray[np.float32], int]:
-    """Return the embeddings of texts, one a row, and the number of tokens.
-
-    They are not shortened: other dimensions than those of the model are refused. `options` are
-    those of `LLM.embed`.
-    """
-    import numpy as np
-
-    rows = np.asarray(llm.embed(ids, on_pass=run.passed, **options))
-    n_tokens, has = sum(map(len, ids)), rows.shape[1]
-    run.totals.embedded(n_tokens)
-    if request.get("dimensions") not in (None, has):
+def check_dimensions(asked: dict[str, Any], n: int) -> None:
+    """Refuse other dimensions than the `n` of the model: embeddings are not shortened."""
+    if asked.get("dimensions") not in (None, n):
         fact = "the file of this model does not say that its embeddings may be shortened."
-        raise invalid_value("dimensions", f"must be {has}: {fact}")
-    return rows, n_tokens
+        raise invalid_value("dimensions", f"must be {n}: {fact}")
 
 
-def ids_of(
-    texts: Sequence[Any], llm: LLM, run: TaskRun, read: Callable[[Any, LLM], Any] = joined
-) -> list[list[int]]:
-    """Return texts as token ids; a request that is cancelled ends before the next text."""
-
-    def next_of(text: Any) -> Any:
-        run.check()
-        return read(text, llm)
-
-    return encode_texts(llm.vocabulary, map(next_of, texts), special=True)
-
-
-def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
-    check_pooling(llm)
-    ids = ids_of(request["input"], llm, run)
-    rows, n_tokens = rows_of(request, ids, llm, run)
-    if request.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
+def embeddings_of(
+    asked: dict[str, Any], rows: NDArray[np.float32], n_tokens: int, model: str
+) -> dict[str, Any]:
+    if asked.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
         written = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
     else:  # a row at a time: no other thread runs in a call
         written = [row.tolist() for row in rows]
     data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(written)]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return {"object": "list", "data": data, "model": llm.name, "usage": usage}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def _native_embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
-    """Return the embeddings in llama-server's own form: rows for each text."""
-    texts, norm = request.get("content", request.get("input")), request.get("embd_normalize", 2)
+def native_texts(asked: dict[str, Any]) -> list[Text]:
+    """Return the texts of a body in llama-server's own form."""
+    texts: list[Text] | None = asked.get("content", asked.get("input"))
     if texts is None:
         raise invalid_value("content", "is missing.")
-    if llm.pooling == "rank":
-        check_pooling(llm)
-    ids, has_rows = ids_of(texts, llm, run), llm.pooling == "none"
-    rows = llm.embed(ids, on_pass=run.passed, normalize=norm == 2 and not has_rows)
-    run.totals.embedded(sum(map(len, ids)))
-    found = [one.tolist() if has_rows else [one.tolist()] for one in rows]
+    return texts
+
+
+def native_embeddings_of(
+    rows: Iterable[NDArray[np.float32]], of_tokens: bool
+) -> list[dict[str, Any]]:
+    """Return embeddings in llama-server's own form: rows for each text.
+
+    `of_tokens` says whether a text has one row for each token; else it has a single one.
+    """
+    found = [one.tolist() if of_tokens else [one.tolist()] for one in rows]
     return [{"index": i, "embedding": one} for i, one in enumerate(found)]
 
 
-def _ranks(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
-    """Return documents by their scores; `texts`, as of TEI, get an answer in its form."""
-    documents = request.get("documents", request.get("texts"))
+def documents_of(asked: dict[str, Any]) -> list[str]:
+    documents: list[str] | None = asked.get("documents", asked.get("texts"))
     if documents is None:
         raise invalid_value("documents", "is missing.")
-    tokens = llm.rank_tokens(request["query"], documents, on_pass=run.check)
-    scores = [float(row[0]) for row in llm.embed(tokens, on_pass=run.passed)]
-    n_tokens = sum(map(len, tokens))
-    run.totals.embedded(n_tokens)
-    most = request.get("top_n", request.get("top_k"))
+    return documents
+
+
+def ranks_of(asked: dict[str, Any], scores: Sequence[float], n_tokens: int, model: str) -> Whole:
+    """Return documents by their scores; `texts`, as of TEI, get an answer in its form."""
+    documents, most = documents_of(asked), asked.get("top_n", asked.get("top_k"))
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[:most]
-    if "documents" not in request:
-        shows = request.get("return_text")
+    if "documents" not in asked:
+        shows = asked.get("return_text")
         texts = [{"text": documents[i]} if shows else {} for i in best]
         return [{"index": i, "score": scores[i]} | one for i, one in zip(best, texts, strict=True)]
     results = [
         {"index": i, "relevance_score": scores[i]}
-        | ({"document": {"text": documents[i]}} if request.get("return_documents") else {})
+        | ({"document": {"text": documents[i]}} if asked.get("return_documents") else {})
         for i in best
     ]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return {"object": "list", "results": results, "model": llm.name, "usage": usage}
+    return {"object": "list", "results": results, "model": model, "usage": usage}
 
 
-def _choose(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
-    prompt, kwargs = request["prompt"], request.get("chat_template_kwargs")
-    found = llm.choose(prompt, request["options"], on_pass=run.passed, chat_template_kwargs=kwargs)
-    n_prompt = len(llm.tokenize(prompt, chat_template_kwargs=kwargs))
+def options_of(found: Sequence[ScoredOption], n_prompt: int, model: str) -> dict[str, Any]:
+    """Return the options of `/v1/choose` with their probabilities."""
     n_tokens = n_prompt + sum(len(one.tokens) for one in found)
-    run.totals.embedded(n_tokens)
     options = [{"index": i, **one._asdict()} for i, one in enumerate(found)]
     best = max(range(len(found)), key=lambda i: found[i].logprob)
     usage = {"prompt_tokens": n_prompt, "total_tokens": n_tokens}
-    return {"object": "list", "options": options, "best": best, "model": llm.name, "usage": usage}
-
-
-def check_pooling(llm: LLM) -> None:
-    """Refuse a model that gives no vector for a text: its pooling is `none` or `rank`."""
-    if llm.pooling in ("none", "rank"):
-        gives = "scores: use /v1/rerank" if llm.pooling == "rank" else "one vector for each token"
-        fact = f"The pooling of this model is {llm.pooling}, which gives {gives}."
-        raise ApiError(fact, "model", "no_embeddings")
-
-
-# Path -> route.
-EMBEDDING_ROUTES = {
-    "/v1/embeddings": TaskRoute(EMBEDDING, _embeddings, {"texts": "input", "prompt": "input"}),
-    **dict.fromkeys(
-        ("/embedding", "/embeddings"),
-        TaskRoute(NATIVE_EMBEDDING, _native_embeddings, {"texts": "content", "prompt": "content"}),
-    ),
-    "/v1/choose": TaskRoute(CHOOSE, _choose, {"options": "options"}),
-    **dict.fromkeys(
-        RERANK_PATHS, TaskRoute(RERANK, _ranks, {"texts": "documents", "prompt": "documents"})
-    ),
-}
+    return {"object": "list", "options": options, "best": best, "model": model, "usage": usage}

@@ -1,18 +1,14 @@
-"""Events of a request, from the worker to the event loop of its client."""
+"""Events of an answer, of which each dialect makes its own objects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from ..options import Sampling, well_formed
-from ..results import Chunk, Completion, OnProgress, Stats, TokenLogprob
+from ..options import Sampling
+from ..results import Chunk, Completion, Stats, TokenLogprob
 from ..tools.families import Family
-from .errors import ApiError
-
-if TYPE_CHECKING:
-    from ..runtime.llm import LLM
+from .model import Tokens
 
 Why = Literal["client_closed", "timeout", "shutting_down"]
 
@@ -99,69 +95,19 @@ class ChoiceEnded:
     why: Why | None
 
 
-@dataclass(frozen=True)
-class Ping:
-    """Event: nothing was sent for some time. It does not come from the worker."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """Event: all choices are complete, or a task has run."""
-
-    value: Any = None
-
-
-@dataclass(frozen=True)
-class Sent:
-    """Event: a part of the result of a task."""
-
-    kind: str
-    value: Any
-
-
-@dataclass(frozen=True)
-class ErrorEvent:
-    """Event: an error ended the request, before or during the answer."""
-
-    refusal: ApiError
-
-
-Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Ping | Done | Sent | ErrorEvent
-
-
-def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
+def named(model: Tokens, chunk: Chunk) -> tuple[TokenInfo, ...]:
     """Return the tokens of a chunk with their texts, if log-probabilities were requested."""
-    return tuple(_info(llm, one) for one in chunk.logprobs)
+    return tuple(info_of(model, one) for one in chunk.logprobs)
 
 
-def scored(
-    llm: LLM, prompt: str | Sequence[int], n_top: int, on_pass: OnProgress
-) -> tuple[TokenInfo, ...]:
-    """Return the tokens of a prompt with log-probabilities; that of the first one is 0.
-
-    The bytes of a token are those that the text of the prompt has: none for a start token.
-    """
-    ids = llm.tokenize(prompt, most=llm.n_ctx - 1) if isinstance(prompt, str) else prompt
-    rows = [TokenLogprob(ids[0], 0.0), *llm.score(ids, n_top, on_pass=on_pass)] if ids else []
-    rest = well_formed(prompt).encode() if isinstance(prompt, str) else None
-    found = []
-    for row in rows:
-        info = _info(llm, row)
-        piece = llm.token_bytes(row.token)
-        if rest is not None:  # the tokenizer may add a space in front
-            piece = next((x for x in (info.piece, piece.lstrip(b" ")) if rest.startswith(x)), piece)
-            rest = rest[len(piece) :]
-        found.append(replace(info, piece=piece))
-    return tuple(found)
+def info_of(model: Tokens, one: TokenLogprob) -> TokenInfo:
+    """Return a token with its texts."""
+    top = tuple(_name(model, *other) for other in one.top)
+    return TokenInfo(*_name(model, one.token, one.logprob), top)
 
 
-def _info(llm: LLM, one: TokenLogprob) -> TokenInfo:
-    top = tuple(_name(llm, *other) for other in one.top)
-    return TokenInfo(*_name(llm, one.token, one.logprob), top)
-
-
-def _name(llm: LLM, token: int, logprob: float) -> Named:
-    text = llm.token_text(token)
+def _name(model: Tokens, token: int, logprob: float) -> Named:
+    text = model.token_text(token)
     # JSON has no infinity: log-probabilities are at least -9999.
-    piece = llm.token_bytes(token) or text.encode()
+    piece = model.token_bytes(token) or text.encode()
     return text, piece, max(logprob, -9999.0), token

@@ -1,4 +1,4 @@
-"""The Messages API of Anthropic: bodies become those of a chat, and answers messages and events."""
+"""Anthropic's dialect, the Messages API: bodies become chats, and answers messages and events."""
 
 from __future__ import annotations
 
@@ -6,32 +6,60 @@ import base64
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from starlette.requests import Request
-from starlette.routing import Route
-
-from ..errors import ClosedError
 from ..options import Speculation
 from ..results import Part
-from ..server.model_routes import COUNTED_MAX, piece_of
 from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
 from . import bodies as chat
 from . import schema as s
-from .bodies import Body, BodyReader, CompletionRequest, Message, ReasoningFields
-from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal
+from .bodies import Body
+from .errors import ApiError
 from .events import ChoiceEnded, Started
 from .fields import note
+from .model import Message
 from .replies import PartsReply, finish_reason, usage
+from .request import REASONING, CompletionRequest, ReasoningFields, Show
 from .schema import Fields, Shape
 
-if TYPE_CHECKING:
-    from ..runtime.llm import LLM
-    from ..server.model_routes import ModelRoutes
+
+@dataclass(frozen=True)
+class MessageShow(Show):
+    """What a message shows: whether it names the edits of the conversation; none is made."""
+
+    edits: bool
+
+
+# ---- errors
+
+
+# Error code after which clients of Anthropic send whole conversations.
+NO_THREADS = "thread_unsupported_request"
+# HTTP status -> error type.
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(refusal: ApiError) -> dict[str, Any]:
+    other = "api_error" if refusal.status >= 500 else "invalid_request_error"
+    kind, code = _ERROR_TYPES.get(refusal.status, other), refusal.error["code"]
+    error = {"type": kind, "message": refusal.error["message"]}
+    if long := refusal.too_long:
+        error["message"] = f"prompt is too long: {long.n_prompt} tokens > {long.n_ctx} maximum"
+    if code == NO_THREADS:
+        error["details"] = {"error_code": code, "unsupported": [refusal.error["param"]]}
+    return {"type": "error", "error": error}
+
 
 # ---- bodies
 
@@ -234,12 +262,18 @@ def read_request(
         del names["think_budget"]
     fields = {
         "stop": data.get("stop_sequences", ()),
-        "tools": _tools(data),
-        "reasoning": ReasoningFields(effort, kwargs, think, budget),
         "json_schema": config.get("format", {}).get("schema"),
     }
-    request = chat.request_of(data | fields, (messages,), default, most, names)
-    return replace(request, more=edits)
+    request = chat.request_of(
+        data | fields,
+        default,
+        most,
+        names,
+        messages=messages,
+        tools=_tools(data),
+        reasoning=ReasoningFields(effort, kwargs, think, budget),
+    )
+    return replace(request, show=MessageShow(edits))
 
 
 def _resolve(messages: list[dict[str, Any]], tools: Mapping[str, dict[str, Any]]) -> set[str]:
@@ -310,47 +344,12 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
         if block["type"] == "text":
             read["content"] += block["text"]
         elif block["type"] == "thinking":
-            read[chat.REASONING] = read.get(chat.REASONING, "") + block["thinking"]
+            read[REASONING] = read.get(REASONING, "") + block["thinking"]
         else:
             function = {"name": block["name"], "arguments": block["input"]}
             call = {"id": block["id"], "type": "function", "function": function}
             read.setdefault("tool_calls", []).append(call)
     return read
-
-
-def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    async def answer(read: Callable[..., CompletionRequest], shows: bool, request: Request) -> Any:
-        model, parsed = await bodies.read(
-            request, lambda data: (data.get("model"), read(data, Speculation(), None))
-        )
-
-        def look(llm: LLM) -> dict[str, Any]:
-            options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
-            options |= {"most": max(llm.n_ctx, COUNTED_MAX), "prefill": parsed.prefill}
-            try:
-                messages = chat.seen(parsed.prompts[0], llm)
-                ids = llm.tokenize(messages, **options)
-                if not shows:
-                    return {"input_tokens": len(ids)}
-                starts = ids[:1] == [llm.vocabulary.special_tokens["bos"]]  # each prompt gets it
-                text = b"".join(piece_of(llm, one) for one in ids[starts:])
-                return {"prompt": text.decode("utf-8", "replace")}
-            except ClosedError:
-                raise
-            except Exception as error:
-                raise as_refusal(error, parsed.names) from None
-
-        return await models.look(model, look)
-
-    counted = partial(read_request, described=PROMPT)
-    return [
-        Route(path, partial(answer, read, shows), methods=["POST"])
-        for path, read, shows in (
-            ("/v1/messages/count_tokens", counted, False),
-            ("/v1/chat/completions/input_tokens", chat.read_chat, False),
-            ("/apply-template", chat.read_chat, True),
-        )
-    ]
 
 
 # ---- answers
@@ -382,7 +381,7 @@ class MessageReply(PartsReply):
             "stop_sequence": None,
             "usage": _counts(started.n_prompt, 0, 0),
         }
-        if request.more:  # nothing is removed
+        if request.shown(MessageShow).edits:  # nothing is removed
             self.response["context_management"] = {"applied_edits": []}
 
     def first(self) -> list[dict[str, Any]]:

@@ -1,58 +1,30 @@
-"""Ollama's routes: requests for text become those of OpenAI's routes, and answers objects.
+"""Ollama's dialect: requests for text become those of OpenAI's routes, and answers objects.
 
 The same messages with the same options therefore give the same text on both.
-docs/server-fields.md and the OpenAPI description are generated from the tables of fields. Other
-routes embed texts, or give facts about the files of models.
+docs/server-fields.md and the OpenAPI description are generated from the tables of fields.
 """
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import json
-import math
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
-from .. import __version__
-from ..errors import GgufSpecError
-from ..gguf.header import Header
-from ..gguf.validation import embeds_only, read_header
-from ..options import SAMPLING, Sampling, Speculation, duration
+from ..options import SAMPLING, Speculation, duration
 from ..results import Part, Stats
-from ..server.model_pool import ModelPool, ServedModel
-from ..server.model_routes import ModelRoutes
-from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
-from .bodies import (
-    EFFORT,
-    EFFORTS,
-    LOGPROBS,
-    REASONING,
-    STOPS,
-    BodyReader,
-    CompletionRequest,
-    read_chat,
-    read_text,
-)
-from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, ids_of, rows_of
-from .errors import ApiError, invalid_value, ollama_error
+from .bodies import DIMENSIONS, EFFORT, EFFORTS, LOGPROBS, ONLY_TEXTS, STOPS
+from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OLLAMA_OPTIONS, note, same, without_effect
-from .replies import JsonAnswer, PartsReply, finish_reason
+from .openai import read_chat, read_text
+from .replies import PartsReply, finish_reason
+from .request import REASONING, CompletionRequest, Show
 from .schema import Shape
-
-if TYPE_CHECKING:
-    from ..runtime.llm import LLM
 
 # Option of a request of Ollama -> option of `Sampling`.
 OPTIONS = {
@@ -66,7 +38,17 @@ _HINTS = {
     "template": " The template of the model is used; raw=true uses none.",
     "context": " Send the conversation as messages to /api/chat.",
 }
-OLLAMA_VERSION = "0.6.4"  # some clients demand at least this one
+
+
+@dataclass(frozen=True)
+class OllamaShow(Show):
+    """What an answer shows: the time since the request was read, by `time.perf_counter`."""
+
+    began_s: float
+
+
+def ollama_error(refusal: ApiError) -> dict[str, Any]:
+    return {"error": refusal.error["message"]}
 
 
 def _refuse(value: Any, at: str) -> None:
@@ -308,7 +290,7 @@ def _named(read: Callable[..., CompletionRequest], *given: Any) -> CompletionReq
         name = _NAMES.get(param, "format" if param.startswith("response") else "think")
         message = error.error["message"].replace(param, name)
         raise ApiError(message, name, error.error["code"], error.status) from None
-    return replace(request, names=request.names | _NAMES, more=began_s)
+    return replace(request, names=request.names | _NAMES, show=OllamaShow(began_s))
 
 
 def load_answer(data: dict[str, Any], is_chat: bool) -> dict[str, Any] | None:
@@ -358,7 +340,8 @@ class OllamaReply(PartsReply):
 
     def __init__(self, request: CompletionRequest, started: Started, is_chat: bool) -> None:
         super().__init__(request, started)
-        self._is_chat, self._began_s, self._model = is_chat, request.more, started.model
+        self._is_chat, self._model = is_chat, started.model
+        self._began_s = request.shown(OllamaShow).began_s
         self._load_s = time.perf_counter() - self._began_s  # with the time in the queue
 
     def complete(
@@ -431,7 +414,7 @@ class OllamaReply(PartsReply):
         }
 
 
-# ---- routes about models and embeddings
+# ---- bodies about models and embeddings
 
 
 def _or_nothing(shape: Shape) -> Shape:
@@ -451,174 +434,14 @@ SHOW = s.obj(
 )
 
 
-def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    async def tags(_: Request) -> Response:
-        found = await asyncio.to_thread(lambda: [*map(entry_of, pool.models)])
-        return JSONResponse({"models": found})
-
-    async def version(_: Request) -> Response:
-        return JSONResponse({"version": OLLAMA_VERSION, "gguf_spec": __version__})
-
-    async def show(request: Request) -> Response:
-        data = await bodies.read(request, lambda data: SHOW.read(data, ""))
-        model = models.find(data.get("model", data.get("name")), any_model=False)
-        loaded = pool.loaded(model)
-        sampling = loaded.llm.sampling if loaded else Sampling()
-        here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
-        shown = {name: value for name, value in here.items() if value not in (None, ())}
-        n_ctx = pool.ctx_max(loaded.llm) if loaded else None
-        return await asyncio.to_thread(lambda: JsonAnswer(description_of(model, shown, n_ctx)))
-
-    return [
-        Route("/api/tags", tags, methods=["GET"]),
-        Route("/api/show", show, methods=["POST"]),
-        Route("/api/version", version, methods=["GET"]),
-    ]
-
-
-def _first_tokens(text: str, llm: LLM) -> list[int]:
-    return llm.vocabulary.first_tokens(text, llm.n_ctx, special=True)
-
-
-def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
-    check_pooling(llm)
-    load_s = time.perf_counter() - run.began_s
-    cut = {"read": _first_tokens} if request.get("truncate", True) else {}
-    rows, n_tokens = list[Any](), 0
-    if texts := request.get("input"):
-        found, n_tokens = rows_of(request, ids_of(texts, llm, run, **cut), llm, run)
-        rows = [row.tolist() for row in found]
+def vectors_of(
+    rows: list[list[float]], n_tokens: int, model: str, seconds: float, load_s: float
+) -> dict[str, Any]:
+    """Return the answer of `/api/embed`."""
     return {
-        "model": llm.name,
+        "model": model,
         "embeddings": rows,
-        "total_duration": nanoseconds(time.perf_counter() - run.began_s),
+        "total_duration": nanoseconds(seconds),
         "load_duration": nanoseconds(load_s),
         "prompt_eval_count": n_tokens,
     }
-
-
-def _vector(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
-    """Return one embedding; in this older route they are not normalised."""
-    check_pooling(llm)
-    if "prompt" not in request:
-        return {"embedding": []}
-    rows, _ = rows_of(request, [_first_tokens(request["prompt"], llm)], llm, run, normalize=False)
-    return {"embedding": rows[0].tolist()}
-
-
-# Path -> route.
-OLLAMA_EMBEDDING_ROUTES = {
-    "/api/embed": TaskRoute(EMBED, _vectors, {"texts": "input", "prompt": "input"}, keeps=True),
-    "/api/embeddings": TaskRoute(EMBEDDINGS, _vector, {"texts": "prompt"}, keeps=True),
-}
-# `general.file_type` of a GGUF file -> name.
-_FILE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
-    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
-    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 22: "IQ3_XS", 23: "IQ3_XXS",
-    24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS",
-    31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
-}  # fmt: skip
-# Keys of the metadata that are long or are shown elsewhere.
-_LEFT_OUT = ("tokenizer.chat_template", "general.license.link")
-
-
-def header_of(model: ServedModel) -> Header | None:
-    """Return the header of a model's file; None if it cannot be read."""
-    try:
-        return read_header(model.path) if model.path else None
-    except GgufSpecError:
-        return None
-
-
-def entry_of(model: ServedModel) -> dict[str, Any]:
-    header = header_of(model)
-    return {
-        "name": model.id,
-        "model": model.id,
-        "modified_at": _modified(model.path),
-        "size": header.file_bytes if header else 0,
-        "digest": "",
-        "details": details_of(header),
-    }
-
-
-def details_of(header: Header | None) -> dict[str, Any]:
-    family = header.architecture if header else ""
-    number = header.metadata.get("general.file_type") if header else None
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": family,
-        "families": [family] if family else [],
-        "parameter_size": _parameters(header) if header else "",
-        "quantization_level": _FILE_TYPES.get(number, "") if isinstance(number, int) else "",
-    }
-
-
-def description_of(
-    model: ServedModel, sampling: dict[str, Any], n_ctx: int | None
-) -> dict[str, Any]:
-    """Return the answer of `/api/show` about a model.
-
-    Args:
-        sampling: Its default sampling options, with Ollama's names.
-        n_ctx: Length of its context here; None for that of its training.
-    """
-    header = header_of(model)
-    metadata = header.metadata if header else {}
-    template = metadata.get("tokenizer.chat_template")
-    plain = {
-        key: value
-        for key, value in metadata.items()
-        if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
-        if key not in _LEFT_OUT
-    }
-    if header and n_ctx:
-        plain[f"{header.architecture}.context_length"] = n_ctx
-    return {
-        "modelfile": "",
-        "parameters": "\n".join(f"{name} {value}" for name, value in sampling.items()),
-        "template": template if isinstance(template, str) else "",
-        "license": str(metadata.get("general.license", "")),
-        "modified_at": _modified(model.path),
-        "details": details_of(header),
-        "model_info": plain | {"general.parameter_count": _count(header) if header else 0},
-        "capabilities": _capabilities(header, template if isinstance(template, str) else ""),
-    }
-
-
-def _capabilities(header: Header | None, template: str) -> list[str]:
-    if header is None:
-        return []
-    if embeds_only(header):
-        return ["embedding"]
-    found = ["completion"]
-    if re.search(r"\btools\b", template):
-        found.append("tools")
-    if "enable_thinking" in names_read(template) or "<think>" in template:
-        found.append("thinking")
-    if "tokenizer.ggml.fim_pre_token_id" in header.metadata:
-        found.append("insert")
-    return found
-
-
-def _modified(path: Path | None) -> str:
-    try:
-        seconds = path.stat().st_mtime if path else 0.0
-    except OSError:
-        seconds = 0.0
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()
-
-
-def _count(header: Header) -> int:
-    return sum(math.prod(tensor.shape) for tensor in header.tensors)
-
-
-def _parameters(header: Header) -> str:
-    """Return the number of weights in words, such as `134.52M`."""
-    n = _count(header)
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if n >= size:
-            return f"{n / size:.2f}{unit}" if unit == "M" else f"{n / size:.1f}{unit}"
-    return str(n)

@@ -1,11 +1,10 @@
-"""The Responses API: bodies as those of a chat, stored responses with their routes, and answers.
+"""OpenAI's Responses API: bodies become chats, and answers responses and their events.
 
 An item of the input is read as an item with all its fields, as a stored response repeats it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import copy
@@ -13,43 +12,62 @@ import itertools
 import json
 import re
 import secrets
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple
-
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from typing import Any, Protocol
 
 from ..options import Speculation
 from ..results import Completion, Part, Stats
 from ..tools.families import ToolUse
 from . import bodies as chat
 from . import schema as s
-from .bodies import Body, CompletionRequest, Message, ReasoningFields
+from .bodies import Body
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
 from .fields import OTHER_FIELDS, note, same
-from .replies import (
-    FINGERPRINT,
-    JsonAnswer,
-    PartsReply,
-    finish_reason,
-    json_parts,
-    prompt_progress,
-    timings,
-    usage,
-)
+from .model import Message
+from .replies import FINGERPRINT, PartsReply, finish_reason, prompt_progress, timings, usage
+from .request import REASONING, CompletionRequest, ReasoningFields, Show
 from .schema import Fields, Shape
 
 Item = dict[str, Any]
 # Returns the item of a stored response with an id, or None.
 FindItem = Callable[[str], Item | None]
+
+_ITEM_BYTES = 1024  # of one item of a conversation, about
+
+
+class Store(Protocol):
+    """Earlier responses, to which a body may refer, and where an answer is kept."""
+
+    def conversation(self, id_: str, param: str) -> list[Item]:
+        """Return the items of a response and of its input; `ApiError` if it is not kept."""
+
+    def finder(self) -> FindItem:
+        """Return a function that looks up items by their ids."""
+
+    def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
+        """Keep a response with the items of its input."""
+
+
+@dataclass(frozen=True)
+class ResponseShow(Show):
+    """What a response shows.
+
+    Attributes:
+        fields: Fields of the body that it repeats.
+        items: All items of the input, those of earlier responses included.
+        store: Where it is kept; None for nowhere.
+        calls: Name of a tool here -> what the item of its call has: its type, and its own name.
+    """
+
+    fields: dict[str, Any]
+    items: list[Item]
+    store: Store | None
+    calls: dict[str, dict[str, Any]]
+
 
 # ---- files with text
 
@@ -309,7 +327,7 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
             if not text:
                 continue
             turn = _turn(messages, "content", "tool_calls")
-            turn[chat.REASONING] = turn.get(chat.REASONING, "") + text
+            turn[REASONING] = turn.get(REASONING, "") + text
         elif kind in ("function_call", "custom_tool_call"):
             arguments: Any = {"input": item.get("input")}
             if kind == "function_call":
@@ -363,121 +381,6 @@ def _with_images(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
         else:
             found.append({"type": "text", "text": text_of([*some])})
     return chat.content_of(found)
-
-
-# ---- stored responses
-
-
-class StoredResponse(NamedTuple):
-    """A response object, all items of its input, and the size of both as JSON in bytes."""
-
-    response: dict[str, Any]
-    items: Sequence[Item]
-    n_bytes: int
-
-    @property
-    def conversation(self) -> list[Item]:
-        """The items of its input and of its output."""
-        return [*self.items, *self.response["output"]]
-
-
-class ResponseStore:
-    """Responses by id, the last ones used. Calls of several threads take turns.
-
-    `most_bytes` is the size of all responses with their items, as JSON. The error for an id that is
-    not there, or not any more, names the field `param`.
-    """
-
-    def __init__(self, most: int = 1000, most_bytes: int = 64 << 20) -> None:
-        self._most, self._most_bytes = most, most_bytes
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._n_bytes = 0
-        self._lock = threading.RLock()
-
-    def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
-        """Store a response; one that is larger than the store is not kept."""
-        n_bytes = sum(map(len, json_parts([response, items], json.dumps)))
-        if n_bytes > self._most_bytes:
-            return
-        with self._lock:
-            self._stored[response["id"]] = StoredResponse(response, items, n_bytes)
-            self._n_bytes += n_bytes
-            while len(self._stored) > self._most or self._n_bytes > self._most_bytes:
-                self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
-
-    def get(self, id_: str, param: str) -> StoredResponse:
-        """Return a response and mark it as used."""
-        with self._lock:
-            if id_ not in self._stored:
-                raise ApiError(
-                    f"There is no response {id_[:100]!r}: the last {self._most} responses that "
-                    "were used are kept in memory until the server ends, and none that was sent "
-                    "with store: false. Send the whole conversation as input.",
-                    param,
-                    "response_not_found",
-                    404,
-                )
-            self._stored.move_to_end(id_)
-            return self._stored[id_]
-
-    def remove(self, id_: str, param: str) -> None:
-        with self._lock:
-            self.get(id_, param)
-            self._n_bytes -= self._stored.pop(id_).n_bytes
-
-    def finder(self) -> FindItem:
-        """Return a function that looks up items of the stored responses by their ids."""
-
-        @cache
-        def items() -> dict[str, Item]:
-            with self._lock:
-                kept = [*self._stored.values()]
-            return {item["id"]: item for stored in kept for item in stored.conversation}
-
-        return lambda id_: items().get(id_)
-
-
-_MOST_ITEMS = 100  # of one page of a list
-_ITEM_BYTES = 1024  # of one item of a conversation, about
-
-
-def response_routes(store: ResponseStore) -> list[Route]:
-    async def get(request: Request) -> Response:
-        if request.query_params.get("stream", "false") != "false":
-            raise invalid_value("stream", "must be false: a stored response is sent whole.")
-        stored = store.get(request.path_params["id"], "id")
-        return await asyncio.to_thread(JsonAnswer, stored.response)
-
-    async def delete(request: Request) -> Response:
-        id_ = request.path_params["id"]
-        store.remove(id_, "id")
-        return JSONResponse({"id": id_, "object": "response", "deleted": True})
-
-    async def list_items(request: Request) -> Response:
-        query = request.query_params
-        items = list(store.get(request.path_params["id"], "id").items)
-        order, limit = query.get("order", "desc"), query.get("limit", "20")
-        if order not in ("asc", "desc"):
-            raise invalid_value("order", "must be asc or desc.")
-        if limit not in map(str, range(1, _MOST_ITEMS + 1)):
-            raise invalid_value("limit", f"must be a whole number from 1 to {_MOST_ITEMS}.")
-        items = items if order == "asc" else items[::-1]
-        ids = [item["id"] for item in items]
-        if after := query.get("after"):
-            if after not in ids:
-                raise invalid_value("after", "must be the id of an item of the list.")
-            items = items[ids.index(after) + 1 :]
-        page = items[: int(limit)]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        answer = {"object": "list", "data": page, "first_id": first, "last_id": last}
-        return await asyncio.to_thread(JsonAnswer, answer | {"has_more": len(page) < len(items)})
-
-    path = "/v1/responses/{id}"
-    return [
-        Route(path, get, methods=["GET"]),
-        Route(path, delete, methods=["DELETE"]),
-        Route(f"{path}/input_items", list_items, methods=["GET"]),
-    ]
 
 
 # ---- body
@@ -618,18 +521,14 @@ BODY = Body(
 
 
 def read_response(
-    data: dict[str, Any], default: Speculation, most: int | None, store: ResponseStore
+    data: dict[str, Any], default: Speculation, most: int | None, store: Store
 ) -> CompletionRequest:
-    """Convert the body of a request; `store` has what it refers to.
-
-    Its `more` has the fields that the answer repeats, all items of the input, those of earlier
-    responses included, and the store of the response, or None.
-    """
+    """Convert the body of a request; `store` has what it refers to."""
     given_tools = data.get("tools") or []
     data, names = BODY.read(data)
     _read_limit(data, names)
     instructions, previous = data.get("instructions"), data.get("previous_response_id")
-    before = store.get(previous, "previous_response_id").conversation if previous else []
+    before = store.conversation(previous, "previous_response_id") if previous else []
     items = [*before, *read_input(data["input"], store.finder())]
     tools = data.get("tools", [])
     form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
@@ -640,17 +539,19 @@ def read_response(
     top, truncation = data.get("top_logprobs", 0), data.get("truncation", "disabled")
     wants = top or TOKEN_LOGPROBS in data.get("include", [])
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
-    messages = messages_of(instructions, items)
-    fields = {
-        "tools": _chosen(tools, data),
-        "reasoning": reasoning,
-        "json_schema": schema,
-        "logprobs": top if wants else None,
-    }
+    fields = {"json_schema": schema, "logprobs": top if wants else None}
     names = _NAMES | {"think": of_think} | names
-    request = chat.request_of(data | fields, (messages,), default, most, names)
+    request = chat.request_of(
+        data | fields,
+        default,
+        most,
+        names,
+        messages=messages_of(instructions, items),
+        tools=_chosen(tools, data),
+        reasoning=reasoning,
+    )
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
-    echo = {
+    repeated = {
         "instructions": instructions,
         "max_output_tokens": request.sampling.max_tokens,
         "metadata": data.get("metadata", {}),
@@ -667,8 +568,8 @@ def read_response(
         "truncation": truncation,
     }
     calls = {one["name"]: one["call"] for one in tools}
-    more = echo, items, store if echo["store"] else None, calls
-    return replace(request, drops_oldest=truncation == "auto", more=more)
+    show = ResponseShow(repeated, items, store if repeated["store"] else None, calls)
+    return replace(request, drops_oldest=truncation == "auto", show=show)
 
 
 def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
@@ -736,8 +637,8 @@ class ResponseReply(PartsReply):
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         super().__init__(request, started)
-        echo, self._items, self._store, self._kinds = request.more
-        self.n_bytes = _ITEM_BYTES * len(self._items)
+        self._show = request.shown(ResponseShow)
+        self.n_bytes = _ITEM_BYTES * len(self._show.items)
         self._numbers = itertools.count()  # of the events
         self._asked, self._stats = request, Stats()  # up to the current chunk
         self._open: str | None = None  # kind of the open item
@@ -754,7 +655,7 @@ class ResponseReply(PartsReply):
             "system_fingerprint": FINGERPRINT,
             "output": [],
             "usage": None,
-            **echo,
+            **self._show.fields,
         }
 
     def first(self) -> list[dict[str, Any]]:
@@ -789,8 +690,8 @@ class ResponseReply(PartsReply):
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the last event; from now on the response is stored."""
-        if self._store:
-            self._store.add(self.response, self._items)
+        if self._show.store:
+            self._show.store.add(self.response, self._show.items)
         return [self._state(self.response["status"]) | {"timings": self.response["timings"]}]
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
@@ -849,7 +750,7 @@ class ResponseReply(PartsReply):
         ]
 
     def _call(self, call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
-        call = {"type": "function_call", "name": name} | self._kinds.get(name, {})
+        call = {"type": "function_call", "name": name} | self._show.calls.get(name, {})
         is_custom = call["type"] == "custom_tool_call"
         id_ = new_id("ctc" if is_custom else "fc")
         place = {"output_index": len(self.response["output"])}

@@ -65,8 +65,9 @@ from ..text.chat_template import (
     no_reasoning,
     read_options,
 )
+from ..text.encoding import encode_texts
 from ..text.reasoning import reasoning_format
-from .embedding import choose, embed, encode_texts, rank_prompts, score
+from .embedding import choose, embed, rank_prompts, score
 from .generation import Request, check_request
 from .images import are_parts, with_image_parts
 from .many import checked_threads, generate_many

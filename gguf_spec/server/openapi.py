@@ -7,7 +7,8 @@ from typing import Any
 
 from .. import __version__
 from ..protocols import edit, embeddings, llama_server, messages, ollama, responses
-from ..protocols.bodies import CHAT, TEXT_BODY, Body, model_of
+from ..protocols.bodies import Body, model_of
+from ..protocols.openai import CHAT, TEXT_BODY
 from ..protocols.schema import COUNT, FLAG, NUMBER, TEXT, Shape, array_of, object_of
 from . import model_routes
 

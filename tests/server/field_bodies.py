@@ -1,12 +1,13 @@
 """Random valid bodies of all APIs: known fields in their neutral, usual and odd spellings."""
 
 from gguf_spec.options import Speculation
-from gguf_spec.protocols.bodies import read_chat, read_text
 from gguf_spec.protocols.fields import BUDGETS, OLLAMA_OPTIONS, OTHER_FIELDS
 from gguf_spec.protocols.llama_server import INFILL, read_infill
 from gguf_spec.protocols.messages import read_request
 from gguf_spec.protocols.ollama import read_ollama_chat, read_ollama_generate
-from gguf_spec.protocols.responses import ResponseStore, read_response
+from gguf_spec.protocols.openai import read_chat, read_text
+from gguf_spec.protocols.responses import read_response
+from gguf_spec.server.responses import ResponseStore
 
 READ = {
     "/v1/chat/completions": read_chat,

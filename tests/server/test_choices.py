@@ -8,11 +8,12 @@ import pytest
 
 import gguf_spec
 from gguf_spec.options import Speculation
-from gguf_spec.protocols.bodies import read_text, seed_of
 from gguf_spec.protocols.events import ChoiceEnded
+from gguf_spec.protocols.fit import Choice, seed_of
+from gguf_spec.protocols.openai import read_text
 from gguf_spec.results import Completion, Stats
 from gguf_spec.server import jobs, serve_in_thread
-from gguf_spec.server.jobs import Choice, Job
+from gguf_spec.server.jobs import Job
 from tests.server.conftest import ask_chat, ask_text, infill_model
 from tests.server.test_api import FOX, START, alone
 

@@ -17,9 +17,10 @@ import gguf_spec
 from gguf_spec import Chunk, Speculation
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import InvalidOptionError
-from gguf_spec.protocols.bodies import read_text
-from gguf_spec.protocols.events import ChunkEvent, Done, Started
-from gguf_spec.protocols.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
+from gguf_spec.protocols import fit
+from gguf_spec.protocols.events import ChunkEvent, Started
+from gguf_spec.protocols.openai import ResponseBuilder, read_text
+from gguf_spec.protocols.replies import DATA_EVENTS
 from gguf_spec.protocols.responses import TOKEN_LOGPROBS
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.server import (
@@ -34,8 +35,10 @@ from gguf_spec.server import (
 )
 from gguf_spec.server import jobs as jobs_module
 from gguf_spec.server import worker as worker_module
+from gguf_spec.server.events import Done
 from gguf_spec.server.jobs import Job
 from gguf_spec.server.model_pool import ServedModel
+from gguf_spec.server.streams import AnswerStream
 from tests.server.conftest import ask, ask_chat, ask_text, infill_model, until
 from tests.server.test_load import LONG, busy, connect, n_waiting
 from tests.server.test_model_pool import WORDS, n_ctx
@@ -414,14 +417,14 @@ def test_texts_with_a_bias_are_tokenised_outside_of_the_slot(server, monkeypatch
         return real(self, prompt, sampling, **options)
 
     monkeypatch.setattr(LLM, "stream", stream)
-    threads, kept = [], jobs_module.with_biases
+    threads, kept = [], fit.with_biases
 
     def with_biases(request, llm):
         if request.biases:
             threads.append(threading.current_thread().name)
         return kept(request, llm)
 
-    monkeypatch.setattr(jobs_module, "with_biases", with_biases)
+    monkeypatch.setattr(fit, "with_biases", with_biases)
     monkeypatch.setattr(app, "with_biases", with_biases)
     assert ask_text(server, logit_bias={" fox": -5, "7": 2}, n=3).status == 200
     assert len(threads) == 1 and "worker" not in threads[0]

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from gguf_spec.errors import InvalidOptionError
-from gguf_spec.protocols.bodies import unpacked
 from gguf_spec.protocols.errors import ApiError
 from gguf_spec.protocols.replies import json_parts
 from gguf_spec.server import Settings, serve_in_thread
 from gguf_spec.server.app import PATHS
 from gguf_spec.server.running import CALL
+from gguf_spec.server.uploads import unpacked
 from tests.server.conftest import ask, ask_text
 
 KEY = "sk-correct-horse"

@@ -7,13 +7,15 @@ import random
 import pytest
 
 from gguf_spec.options import Sampling, Speculation
-from gguf_spec.protocols.bodies import MESSAGES, parse, read_arguments, read_chat, read_text
+from gguf_spec.protocols.bodies import parse, read_arguments
 from gguf_spec.protocols.errors import ApiError
 from gguf_spec.protocols.fields import BUDGETS, IGNORED_FIELDS, NOTED, OTHER_FIELDS, OTHER_NAMES
 from gguf_spec.protocols.messages import read_request
 from gguf_spec.protocols.ollama import read_ollama_chat
-from gguf_spec.protocols.responses import ResponseStore, read_response
+from gguf_spec.protocols.openai import MESSAGES, read_chat, read_text
+from gguf_spec.protocols.responses import read_response
 from gguf_spec.server import serve_in_thread
+from gguf_spec.server.responses import ResponseStore
 from tests.server import field_bodies
 from tests.server.conftest import ask, ask_chat
 

@@ -6,8 +6,8 @@ import pytest
 
 import gguf_spec
 from gguf_spec.options import InfillSampling, Speculation
-from gguf_spec.protocols.bodies import LineLimits, LineReader
 from gguf_spec.protocols.llama_server import read_infill
+from gguf_spec.protocols.request import LineLimits, LineReader
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_text, infill_model
 from tests.support import tiny

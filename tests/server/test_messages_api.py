@@ -6,9 +6,9 @@ import re
 import pytest
 
 import gguf_spec
-from gguf_spec.protocols.bodies import read_chat
 from gguf_spec.protocols.errors import ApiError
 from gguf_spec.protocols.messages import read_request
+from gguf_spec.protocols.openai import read_chat
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_chat, until
 from tests.server.test_reasoning import CHAIN

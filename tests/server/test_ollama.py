@@ -13,9 +13,9 @@ import pytest
 import gguf_spec
 from gguf_spec import __version__
 from gguf_spec.options import Speculation
-from gguf_spec.protocols.bodies import read_chat
 from gguf_spec.protocols.errors import ApiError
 from gguf_spec.protocols.ollama import read_ollama_chat, read_ollama_generate
+from gguf_spec.protocols.openai import read_chat
 from gguf_spec.server import running_servers, serve_in_thread
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.support import reasoners

@@ -10,12 +10,13 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import PromptTooLongError
-from gguf_spec.protocols.bodies import REASONING
 from gguf_spec.protocols.errors import ApiError
 from gguf_spec.protocols.events import Started
-from gguf_spec.protocols.responses import ResponseReply, ResponseStore, messages_of, read_response
+from gguf_spec.protocols.fit import newest_that_fit
+from gguf_spec.protocols.request import REASONING
+from gguf_spec.protocols.responses import ResponseReply, messages_of, read_response
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.jobs import newest_that_fit
+from gguf_spec.server.responses import ResponseStore
 from gguf_spec.tools.families import family_of
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
@@ -624,7 +625,7 @@ def test_an_answer_gets_at_most_half_of_the_context_of_a_long_conversation():
     llm = SimpleNamespace(n_ctx=100, tokenize=tokenize)
     turns = [{"role": "user", "content": str(i) * 20} for i in range(9)]
     for most, n in ((1000, 2), (50, 2), (20, 4), (None, 3)):
-        assert newest_that_fit(llm, turns, most) == turns[9 - n :]
+        assert newest_that_fit(llm, turns, most, {}) == turns[9 - n :]
 
 
 # ---- what agents send
