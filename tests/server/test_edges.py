@@ -10,7 +10,6 @@ import pytest
 
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.protocols.errors import ApiError
-from gguf_spec.protocols.replies import json_parts
 from gguf_spec.server import Settings, serve_in_thread
 from gguf_spec.server.app import PATHS
 from gguf_spec.server.running import CALL
@@ -337,9 +336,3 @@ def test_the_limit_of_a_body_is_for_all_its_parts_together():
         assert tracemalloc.get_traced_memory()[1] < 3 * most
     finally:
         tracemalloc.stop()
-
-
-def test_an_array_that_is_empty_when_it_is_written_has_its_brackets():
-    for value in (iter(()), {"a": iter(())}):
-        text = "".join(json_parts(value))
-        assert text == ("[]" if not isinstance(value, dict) else '{"a":[]}')
