@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OLLAMA_OPTIONS, note, same, without_effect
 from .openai import read_chat, read_text
 from .replies import PartsReply, finish_reason
-from .request import REASONING, CompletionRequest, Show
+from .request import REASONING, CompletionRequest, ReadBody, Show
 from .schema import Shape
 
 # Option of a request of Ollama -> option of `Sampling`.
@@ -278,11 +278,13 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _named(read: Callable[..., CompletionRequest], *given: Any) -> CompletionRequest:
+def _named(
+    read: ReadBody, body: dict[str, Any], default: Speculation, most: int | None
+) -> CompletionRequest:
     """Return what `read` returns, with the time; its errors name the fields of Ollama."""
     began_s = time.perf_counter()
     try:
-        request = read(*given)
+        request = read(body, default, most)
     except ApiError as error:
         param = str(error.error["param"])
         if param not in _NAMES and not param.startswith(("response_format", "reasoning")):

@@ -188,5 +188,7 @@ class CompletionRequest:
         return self.show
 
 
+# Reads a body, with the speculation options and the token limit of the server.
+ReadBody: TypeAlias = Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
 # Returns a request with the prompt for a model.
 Fit: TypeAlias = Callable[[CompletionRequest, Model[object]], CompletionRequest]

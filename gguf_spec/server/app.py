@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
-from ..options import Speculation
 from ..protocols.bodies import parse
 from ..protocols.edit import read_edit
 from ..protocols.errors import LOG, ApiError, as_refusal, client_closed, failure, log
@@ -47,7 +46,7 @@ from ..protocols.ollama import (
 )
 from ..protocols.openai import ResponseBuilder, read_chat, read_text
 from ..protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, Reply, StreamFormat
-from ..protocols.request import CompletionRequest
+from ..protocols.request import CompletionRequest, ReadBody
 from ..protocols.responses import ResponseReply, read_response
 from ..system.helper import Helper
 from .connections import REFUSAL
@@ -129,7 +128,7 @@ class ApiFormat(NamedTuple):
     """API format of a route that completes text. The format of errors is that of its path.
 
     Attributes:
-        read: Converts a body, with the speculation options and the token limit of the server.
+        read: Reads a body.
         reply: Makes the reply of a request and the first event of its job; None for an edit.
         load: Returns the answer, but for the name of the model, to a body that only loads or
             unloads it; None for all others.
@@ -137,7 +136,7 @@ class ApiFormat(NamedTuple):
     """
 
     path: str
-    read: Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
+    read: ReadBody
     reply: Callable[[CompletionRequest, Started], Reply] | None
     stream: StreamFormat
     load: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None

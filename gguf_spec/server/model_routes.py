@@ -20,7 +20,7 @@ from ..protocols.fit import seen
 from ..protocols.llama_server import native_params
 from ..protocols.messages import PROMPT, read_request
 from ..protocols.openai import read_chat
-from ..protocols.request import CompletionRequest
+from ..protocols.request import ReadBody
 from ..protocols.schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from ..tools.families import family_of, reads_tools
 from .events import Done, ErrorEvent
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 # Tokens that are counted or returned, if the context is smaller.
 COUNTED_MAX = 1 << 17
 Look = Callable[["LLM"], dict[str, Any]]
-ReadChat = Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
 # Path of a look at the prompt of a chat -> what reads its body, and whether it shows the text.
-_PROMPTS: dict[str, tuple[ReadChat, bool]] = {
+_PROMPTS: dict[str, tuple[ReadBody, bool]] = {
     "/v1/messages/count_tokens": (partial(read_request, described=PROMPT), False),
     "/v1/chat/completions/input_tokens": (read_chat, False),
     "/apply-template": (read_chat, True),
@@ -209,7 +208,7 @@ class ModelRoutes:
 
         return await self.look(data.get("model"), look)
 
-    async def _prompt(self, read: ReadChat, shows: bool, request: Request) -> Response:
+    async def _prompt(self, read: ReadBody, shows: bool, request: Request) -> Response:
         """Answer with the number of tokens of a chat, or with its prompt (`shows`)."""
         model, parsed = await self._bodies.read(
             request, lambda data: (data.get("model"), read(data, Speculation(), None))

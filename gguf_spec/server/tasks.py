@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from ..protocols.embeddings import (
 from ..protocols.fit import joined
 from ..protocols.ollama import EMBED, EMBEDDINGS, vectors_of
 from ..protocols.replies import Whole
-from ..protocols.request import Text
 from ..protocols.schema import Shape
 from ..text.encoding import encode_texts
 from .metrics import Metrics
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..runtime.llm import LLM
+
+
+TextT = TypeVar("TextT")
 
 
 class TaskRun(NamedTuple):
@@ -82,14 +84,11 @@ def rows_of(
 
 
 def ids_of(
-    texts: Iterable[Text],
-    llm: LLM,
-    run: TaskRun,
-    read: Callable[[Any, LLM], str | list[int]] = joined,
+    texts: Iterable[TextT], llm: LLM, run: TaskRun, read: Callable[[TextT, LLM], str | list[int]]
 ) -> list[list[int]]:
     """Return texts as token ids; a request that is cancelled ends before the next text."""
 
-    def next_of(text: Text) -> str | list[int]:
+    def next_of(text: TextT) -> str | list[int]:
         run.check()
         return read(text, llm)
 
@@ -98,7 +97,7 @@ def ids_of(
 
 def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> Whole:
     check_pooling(llm.pooling)
-    rows, n_tokens = rows_of(request, ids_of(request["input"], llm, run), llm, run)
+    rows, n_tokens = rows_of(request, ids_of(request["input"], llm, run, joined), llm, run)
     return embeddings_of(request, rows, n_tokens, llm.name)
 
 
@@ -106,7 +105,7 @@ def _native_embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> Whole
     texts, norm = native_texts(request), request.get("embd_normalize", 2)
     if llm.pooling == "rank":
         check_pooling(llm.pooling)
-    ids, of_tokens = ids_of(texts, llm, run), llm.pooling == "none"
+    ids, of_tokens = ids_of(texts, llm, run, joined), llm.pooling == "none"
     rows = llm.embed(ids, on_pass=run.passed, normalize=norm == 2 and not of_tokens)
     run.totals.embedded(sum(map(len, ids)))
     return native_embeddings_of(rows, of_tokens)
