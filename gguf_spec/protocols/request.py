@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..options import Sampling, Speculation
-from ..tools.families import ToolUse
+from ..tools.families import NO_TOOLS, ToolUse
 from .fields import note
 from .model import Message, Model, ModelFacts, TemplateOptions
 
@@ -40,7 +40,7 @@ class ReasoningFields:
     think: bool | None = None
     budget: int | None = None
 
-    def options(self, facts: ModelFacts, tools: ToolUse) -> TemplateOptions:
+    def options(self, facts: ModelFacts, tools: ToolUse = NO_TOOLS) -> TemplateOptions:
         """Return the options of a prompt, without what the model or its template ignores."""
         known, effort = facts.template_variables, self.effort
         values = dict[str, Any]()
