@@ -14,7 +14,7 @@ from ..options import Speculation
 from ..results import Part
 from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
-from . import bodies as chat
+from . import bodies
 from . import schema as s
 from .bodies import Body
 from .errors import ApiError
@@ -83,7 +83,7 @@ _MARK = s.unread({"type": "object"})
 _OBJECT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
 _TEXT = _block("text", {"text": s.TEXT})
 _BASE64 = s.obj(
-    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": chat.IMAGE_DATA},
+    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": bodies.IMAGE_DATA},
     ignored=_IGNORED,
 )
 _SOURCE = s.tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
@@ -139,11 +139,11 @@ _SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks."
 _TEXTS = s.text_or(_SOME_TEXTS.to(lambda blocks: "".join(block["text"] for block in blocks)))
 _FOUND_BLOCK = _block("search_result", {"title": s.TEXT, "source": s.TEXT, "content": _TEXTS})
 _FOUND = Shape(_FOUND_BLOCK.schema, _read_found)
-_RESULT_BLOCKS = chat.of_result(_blocks(_TEXT, _IMAGE, _DOCUMENT, _REFERENCE, _FOUND))
+_RESULT_BLOCKS = bodies.of_result(_blocks(_TEXT, _IMAGE, _DOCUMENT, _REFERENCE, _FOUND))
 _RESULTS = s.text_or(s.array(_RESULT_BLOCKS, "must be a string or an array of blocks."))
 _RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _RESULTS, "is_error?": s.FLAG})
 _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
-_CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OBJECT})
+_CALL = _block("tool_use", {"id": s.ID, "name": bodies.FUNCTION_NAME, "input": _OBJECT})
 
 
 def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
@@ -153,7 +153,7 @@ def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
     return s.obj({"role": role, "content": s.text_or(kept)}, ignored=("id", "type", *_IGNORED))
 
 
-_MESSAGES = chat.conversation(
+_MESSAGES = bodies.conversation(
     {
         "user": _message("user", 1, (_TEXT, _IMAGE, _RESULT, _DOCUMENT, _FOUND)),
         "assistant": _message("assistant", 0, (_TEXT, _THOUGHT, _CALL)),
@@ -161,7 +161,7 @@ _MESSAGES = chat.conversation(
     }
 )
 _TOOL = s.obj(
-    {name: one for name, one in chat.FUNCTION_FIELDS.items() if name != "parameters?"}
+    {name: one for name, one in bodies.FUNCTION_FIELDS.items() if name != "parameters?"}
     | {"input_schema": s.JSON_SCHEMA, "defer_loading?": s.FLAG},
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
@@ -192,7 +192,7 @@ _PROMPT_FIELDS: dict[str, Shape] = {
     "system": _TEXTS,
     "tools": Shape(
         s.array_of(_TOOL),
-        lambda value, at: [_TOOL.read(*one) for one in chat.own(value, at, ("custom", None))],
+        lambda value, at: [_TOOL.read(*one) for one in bodies.own(value, at, ("custom", None))],
     ),
     "tool_choice": s.tagged(
         "type",
@@ -211,13 +211,13 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         "invalid_value",
         at_key=False,
     ),
-    "output_config": s.obj({"effort?": chat.EFFORT, "format?": _FORMAT}),
-    "chat_template_kwargs": chat.TEMPLATE_KWARGS,
+    "output_config": s.obj({"effort?": bodies.EFFORT, "format?": _FORMAT}),
+    "chat_template_kwargs": bodies.TEMPLATE_KWARGS,
 }
 PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
-_SHARED = {name: one for name, one in chat.SHARED.items() if name != "stop"}
+_SHARED = {name: one for name, one in bodies.SHARED.items() if name != "stop"}
 BODY = Body(
-    "messages", _SHARED | {"stop_sequences": chat.STOP_SEQUENCES} | _PROMPT_FIELDS, "messages"
+    "messages", _SHARED | {"stop_sequences": bodies.STOP_SEQUENCES} | _PROMPT_FIELDS, "messages"
 )
 # Name of an option or of a field of the chat route -> field here.
 _NAMES = {
@@ -264,7 +264,7 @@ def read_request(
         "stop": data.get("stop_sequences", ()),
         "json_schema": config.get("format", {}).get("schema"),
     }
-    request = chat.request_of(
+    request = bodies.request_of(
         data | fields,
         default,
         most,
@@ -300,11 +300,11 @@ def _resolve(messages: list[dict[str, Any]], tools: Mapping[str, dict[str, Any]]
 def _tools(data: dict[str, Any]) -> ToolUse:
     choice = data.get("tool_choice", {"type": "auto"})
     functions = [one | {"parameters": one["input_schema"]} for one in data.get("tools", [])]
-    names, only = chat.check_different(functions), None
+    names, only = bodies.check_different(functions), None
     if choice["type"] == "tool":
-        only = chat.given_name(choice.get("name"), names, "tool_choice.name")
+        only = bodies.given_name(choice.get("name"), names, "tool_choice.name")
     parallel = not choice.get("disable_parallel_tool_use")
-    return chat.tool_use(functions, _CHOICES[choice["type"]], only, parallel)
+    return bodies.tool_use(functions, _CHOICES[choice["type"]], only, parallel)
 
 
 def _converted(message: dict[str, Any]) -> list[Message]:
@@ -329,7 +329,7 @@ def _converted(message: dict[str, Any]) -> list[Message]:
         read[-1]["content"].append(_part(block))
     for one in read:
         if isinstance(one["content"], list):
-            one["content"] = chat.content_of(one["content"])
+            one["content"] = bodies.content_of(one["content"])
     return read
 
 

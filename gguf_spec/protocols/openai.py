@@ -16,32 +16,9 @@ from ..options import Speculation
 from ..results import Completion, Stats
 from ..tools.families import ToolUse
 from ..tools.reader import Delta, ToolDeltas, whole_answer
+from . import bodies
 from . import schema as s
-from .bodies import (
-    CHOICES_MAX,
-    EFFORT,
-    FORMATS,
-    FUNCTION_FIELDS,
-    FUNCTION_NAME,
-    IMAGE_URL,
-    LOGPROBS,
-    SHARED,
-    TEMPLATE_KWARGS,
-    TOOL_CHOICES,
-    TOP_LOGPROBS_MAX,
-    Body,
-    check_different,
-    content_of,
-    conversation,
-    given_name,
-    of_result,
-    own,
-    prompts,
-    read_arguments,
-    request_of,
-    schema_in,
-    tool_use,
-)
+from .bodies import Body
 from .errors import invalid_value
 from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
 from .fields import IGNORED_FIELDS, note, same
@@ -91,13 +68,13 @@ def _content(may_be_empty: bool = False, is_result: bool = False, **kinds: Shape
     refusal = s.obj({"type": "refusal", "refusal": s.TEXT}, ignored=IGNORED_FIELDS).hidden
     parts["refusal"] = refusal.to(lambda part: {"type": "text", "text": part["refusal"]})
     part = s.tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
-    part = of_result(part, ("text", "refusal")) if is_result else part
+    part = bodies.of_result(part, ("text", "refusal")) if is_result else part
     some = s.array(part, "must be a string, or an array of parts that is not empty.", 1)
 
     def read(value: Any, at: str) -> Any:
         if may_be_empty and (value is None or value == []):
             return ""
-        return value if isinstance(value, str) else content_of(some.read(value, at))
+        return value if isinstance(value, str) else bodies.content_of(some.read(value, at))
 
     return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
 
@@ -111,13 +88,13 @@ def _read_call(call: Any, at: str) -> dict[str, Any]:
         text = s.TEXT.read(function.get("input"), f"{at}.custom.input")
         function = {"name": function.get("name"), "arguments": {"input": text}}
     # The arguments stay an object: chat templates serialise them to JSON.
-    arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
-    name = FUNCTION_NAME.read(function.get("name"), f"{at}.function.name")
+    arguments = bodies.read_arguments(function.get("arguments"), f"{at}.function.arguments")
+    name = bodies.FUNCTION_NAME.read(function.get("name"), f"{at}.function.name")
     id_ = s.TEXT.read(call.get("id"), f"{at}.id")
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_CALLED = s.object_of({"name": FUNCTION_NAME, "arguments": s.TEXT})
+_CALLED = s.object_of({"name": bodies.FUNCTION_NAME, "arguments": s.TEXT})
 _CALL = Shape(s.object_of({"id": s.TEXT, "type?": "function", "function": _CALLED}), _read_call)
 _CALLS = s.array(_CALL, "must be an array with at least one call.", 1)
 _OF_ASSISTANT = "is only allowed in a message of the assistant."
@@ -142,15 +119,15 @@ def _with_reasoning(message: Message) -> Message:
 
 
 _ONLY_TEXT, _MAYBE = _content(text=s.TEXT), _content(may_be_empty=True, text=s.TEXT)
-_RESULT = _content(may_be_empty=True, is_result=True, text=s.TEXT, image_url=IMAGE_URL)
+_RESULT = _content(may_be_empty=True, is_result=True, text=s.TEXT, image_url=bodies.IMAGE_URL)
 _CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.
-MESSAGES = conversation(
+MESSAGES = bodies.conversation(
     {
         "system": _message("system", _ONLY_TEXT),
         "developer": _message("developer", _ONLY_TEXT, read_as="system"),  # unknown to templates
-        "user": _message("user", _content(text=s.TEXT, image_url=IMAGE_URL)),
+        "user": _message("user", _content(text=s.TEXT, image_url=bodies.IMAGE_URL)),
         "assistant": _message(
             "assistant",
             _MAYBE,
@@ -164,7 +141,7 @@ MESSAGES = conversation(
 # ---- tools
 
 
-_FUNCTION = s.obj(FUNCTION_FIELDS)
+_FUNCTION = s.obj(bodies.FUNCTION_FIELDS)
 
 
 def _read_tool(tool: Any, at: str) -> Any:
@@ -179,30 +156,33 @@ def _read_tool(tool: Any, at: str) -> Any:
 
 _TOOL = s.object_of({"type": "function", "function": _FUNCTION})
 TOOLS = Shape(
-    s.array_of(_TOOL), lambda value, at: [_read_tool(one, place) for one, place in own(value, at)]
+    s.array_of(_TOOL),
+    lambda value, at: [_read_tool(one, place) for one, place in bodies.own(value, at)],
 )
 
 
 def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> ToolUse:
-    names = check_different(functions)
+    names = bodies.check_different(functions)
     if not functions and choice not in ("none", "auto", None):
         raise invalid_value("tool_choice", "requires tools.")
-    if choice is None or choice in TOOL_CHOICES:
-        return tool_use(functions, choice or "auto", None, parallel)
+    if choice is None or choice in bodies.TOOL_CHOICES:
+        return bodies.tool_use(functions, choice or "auto", None, parallel)
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(choice, dict) or choice.get("type") != "function" or not name:
         fact = "must be none, auto, required, or an object with the name of a function."
         raise s.unsupported("tool_choice", fact)
-    return tool_use(functions, "required", given_name(name, names, "tool_choice"), parallel)
+    return bodies.tool_use(
+        functions, "required", bodies.given_name(name, names, "tool_choice"), parallel
+    )
 
 
 # ---- bodies
 
 
-_N = s.whole_number(1, CHOICES_MAX)
+_N = s.whole_number(1, bodies.CHOICES_MAX)
 # Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
-_CHOICES = FORMATS | {
+_CHOICES = bodies.FORMATS | {
     "n": Shape(_N.schema | {"default": 1}, _N.read),
     "stream_options": s.obj(
         {
@@ -213,22 +193,22 @@ _CHOICES = FORMATS | {
         },
     ),
 }
-_CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
+_CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": bodies.FUNCTION_NAME})})
 
 
 # llama-server and user interfaces send a boolean.
 _TEXT_LOGPROBS = Shape(
-    LOGPROBS.schema,
+    bodies.LOGPROBS.schema,
     lambda value, at: (
-        LOGPROBS.read(0 if value is True else value, at) if value is not False else None
+        bodies.LOGPROBS.read(0 if value is True else value, at) if value is not False else None
     ),
 )
 TEXT_BODY = Body(
     "text",
-    SHARED
+    bodies.SHARED
     | _CHOICES
     | {
-        "prompt": prompts(mixed=False),
+        "prompt": bodies.prompts(mixed=False),
         "suffix": s.given(s.TEXT.schema),
         "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,
@@ -239,17 +219,17 @@ TEXT_BODY = Body(
 )
 CHAT = Body(
     "chat",
-    SHARED
+    bodies.SHARED
     | _CHOICES
     | {
         "messages": MESSAGES,
         "logprobs": s.FLAG,
-        "top_logprobs": s.given(LOGPROBS.schema),
+        "top_logprobs": s.given(bodies.LOGPROBS.schema),
         "tools": TOOLS,
-        "tool_choice": s.given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
+        "tool_choice": s.given({"anyOf": [{"enum": [*bodies.TOOL_CHOICES]}, _CHOICE]}),
         "parallel_tool_calls": s.FLAG,
-        "reasoning_effort": EFFORT,
-        "chat_template_kwargs": TEMPLATE_KWARGS,
+        "reasoning_effort": bodies.EFFORT,
+        "chat_template_kwargs": bodies.TEMPLATE_KWARGS,
         "continue_final_message": s.FLAG,
         "add_generation_prompt": s.FLAG,
     },
@@ -262,10 +242,10 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     parallel = data.get("parallel_tool_calls", True)
     tools = _chosen(data.get("tools", []), data.get("tool_choice"), parallel)
     wants, top = data.get("logprobs", False), data.get("top_logprobs", 0)
-    if not (s.is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX) or (top and not wants):
+    if not (s.is_count(top) and 0 <= top <= bodies.TOP_LOGPROBS_MAX) or (top and not wants):
         raise invalid_value(
             "top_logprobs",
-            f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
+            f"must be a whole number from 0 to {bodies.TOP_LOGPROBS_MAX}, "
             "and requires logprobs to be true.",
         )
     reasoning = data.get("_reasoning", {})
@@ -276,8 +256,8 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
         "json_schema": "response_format",
         "think": "reasoning_effort" if effort else "chat_template_kwargs",
     } | names
-    request = request_of(
-        data | {"logprobs": top if wants else None, "json_schema": schema_in(data, names)},
+    request = bodies.request_of(
+        data | {"logprobs": top if wants else None, "json_schema": bodies.schema_in(data, names)},
         default,
         most,
         names,
@@ -310,8 +290,8 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         fact = "must be a string, requires a prompt that is one, and excludes echo and its scores."
         raise invalid_value("suffix", fact)
     names = {"json_schema": "response_format"} | names | {"prompt": "prompt"}
-    data["json_schema"] = schema_in(data, names)
-    request = request_of(data, default, most, names, texts=given)
+    data["json_schema"] = bodies.schema_in(data, names)
+    request = bodies.request_of(data, default, most, names, texts=given)
     if not same(data.get("best_of", request.n), request.n):
         note("best_of", "The choices are those of n.")
     return replace(

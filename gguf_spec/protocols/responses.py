@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from ..options import Speculation
 from ..results import Completion, Part, Stats
 from ..tools.families import ToolUse
-from . import bodies as chat
+from . import bodies
 from . import schema as s
 from .bodies import Body
 from .errors import ApiError, invalid_value
@@ -147,7 +147,7 @@ def _with_text(text: str, kind: str) -> dict[str, Any]:
 _IMAGE = s.obj(
     {
         "type": "input_image",
-        "image_url": Shape(s.TEXT.schema, chat.IMAGE_URL.read),
+        "image_url": Shape(s.TEXT.schema, bodies.IMAGE_URL.read),
         "detail?": s.unread(s.TEXT.schema),
     },
     ignored=_IGNORED,
@@ -174,7 +174,7 @@ def _content(kind: str, *, is_result: bool = False) -> Shape:
         parts["input_file"] = _FILE.as_given().to(lambda part: file | part)
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
     part = s.tagged("type", parts, fact)
-    part = chat.of_result(part, ("input_text", *_TEXT_PARTS)) if is_result else part
+    part = bodies.of_result(part, ("input_text", *_TEXT_PARTS)) if is_result else part
     some = s.array(part, "must be a string, or an array of parts.")
     as_part = s.TEXT.to(lambda text: [_with_text(text, kind)])
     return s.text_or(some, s.TEXT if is_result else as_part)
@@ -224,7 +224,7 @@ _MESSAGES = {
     for role, content in _CONTENTS.items()
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
-_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
+_CALL = {"call_id": s.ID, "name": bodies.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
 _RESULT = {"call_id": s.ID, "output": _content("input_text", is_result=True)}
 _OF_TOOLS: dict[str, tuple[str, Fields]] = {  # prefix of the ids, fields
     "function_call": ("fc", _CALL | {"arguments": s.TEXT}),
@@ -331,7 +331,7 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
         elif kind in ("function_call", "custom_tool_call"):
             arguments: Any = {"input": item.get("input")}
             if kind == "function_call":
-                arguments = chat.read_arguments(item["arguments"], "arguments")
+                arguments = bodies.read_arguments(item["arguments"], "arguments")
             function = {"name": _joined_name(item), "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
@@ -376,11 +376,11 @@ def _with_images(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
     for is_image, some in groupby(parts, lambda part: part["type"] == "input_image"):
         if is_image:
             urls = [part["image_url"] for part in some]
-            images = [chat.IMAGE_URL.read(url, "input") for url in urls]
+            images = [bodies.IMAGE_URL.read(url, "input") for url in urls]
             found += [{"type": "image_url", "image_url": image} for image in images]
         else:
             found.append({"type": "text", "text": text_of([*some])})
-    return chat.content_of(found)
+    return bodies.content_of(found)
 
 
 # ---- body
@@ -422,7 +422,7 @@ _METADATA = s.checked(
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
 _EMPTY = {"type": "function", "name": "", "description": None, "parameters": None, "strict": False}
-_NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
+_NAMED: dict[str, Any] = {"type": "function", "name": bodies.FUNCTION_NAME}
 _TOOL = s.obj(_NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG})
 _CUSTOM = s.obj(_NAMED | {"type": "custom", "description?": s.TEXT, "format?": {"type": "object"}})
 _TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -434,7 +434,7 @@ def _read_tools(value: Any, at: str) -> list[dict[str, Any]]:
     A custom tool is a function with one text. The functions of a namespace have joined names.
     """
     found = []
-    for tool, place in chat.own(value, at, ("function", "custom", "namespace")):
+    for tool, place in bodies.own(value, at, ("function", "custom", "namespace")):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "namespace":
             space = s.TEXT.read(tool.get("name"), f"{place}.name")
@@ -460,7 +460,7 @@ def _read_tools(value: Any, at: str) -> list[dict[str, Any]]:
 _NAMES_OF_TOOLS = s.array_of(s.object_of(_NAMED), least=1)
 _MODE = {"enum": ["auto", "required"]}
 _ALLOWED = s.object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
-_CHOICES = [{"enum": [*chat.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
+_CHOICES = [{"enum": [*bodies.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
 
 
 def _included(value: Any, at: str) -> Any:
@@ -476,34 +476,36 @@ def _read_format(form: Any, _: str) -> Any:
         inner = {name: value for name, value in form.items() if name != "type"}
         as_chat = {"type": "json_schema", "json_schema": inner}
     try:
-        return form, chat.schema_of(as_chat, "text.format")
+        return form, bodies.schema_of(as_chat, "text.format")
     except ApiError as error:
         message = error.error["message"].partition(" ")[2]
         raise invalid_value("text.format", message) from None
 
 
-_FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
+_FORM = {
+    "anyOf": [bodies.PLAIN_FORMAT, s.object_of({"type": "json_schema", **bodies.NAMED_SCHEMA})]
+}
 BODY = Body(
     "responses",
-    chat.SHARED
-    | chat.EVENT_FIELDS
+    bodies.SHARED
+    | bodies.EVENT_FIELDS
     | {
         "input": s.given({"anyOf": [s.TEXT.schema, s.array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
         "instructions": s.TEXT,
-        "max_output_tokens": chat.SHARED["max_tokens"],
+        "max_output_tokens": bodies.SHARED["max_tokens"],
         "metadata": _METADATA,
         "store": s.FLAG,
         "previous_response_id": s.TEXT,
         "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
         "include": s.array(Shape({"enum": [*_INCLUDED]}, _included), "must be an array."),
-        "top_logprobs": chat.LOGPROBS,
+        "top_logprobs": bodies.LOGPROBS,
         "stream_options": s.obj({"include_obfuscation?": s.unread(s.FLAG.schema)}),
         "tools": Shape(s.array_of(_TOOL), _read_tools),
         "tool_choice": s.given({"anyOf": _CHOICES}),
         "parallel_tool_calls": s.FLAG,
         "reasoning": s.obj(
             {
-                "effort?": chat.EFFORT,
+                "effort?": bodies.EFFORT,
                 "summary?": s.one_of(_SUMMARIES),
                 "generate_summary?": s.one_of(_SUMMARIES).hidden,
             },
@@ -514,7 +516,7 @@ BODY = Body(
                 "verbosity?": Shape(s.TEXT.schema, OTHER_FIELDS["verbosity"].take),
             }
         ),
-        "chat_template_kwargs": chat.TEMPLATE_KWARGS,
+        "chat_template_kwargs": bodies.TEMPLATE_KWARGS,
     },
     "input",
 )
@@ -541,7 +543,7 @@ def read_response(
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
     fields = {"json_schema": schema, "logprobs": top if wants else None}
     names = _NAMES | {"think": of_think} | names
-    request = chat.request_of(
+    request = bodies.request_of(
         data | fields,
         default,
         most,
@@ -589,15 +591,15 @@ def _chosen_name(choice: dict[str, Any]) -> Any:
 
 
 def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
-    names, choice = chat.check_different(tools), data.get("tool_choice", "auto")
+    names, choice = bodies.check_different(tools), data.get("tool_choice", "auto")
     parallel = data.get("parallel_tool_calls", True)
-    if isinstance(choice, str) and choice in chat.TOOL_CHOICES:
-        return chat.tool_use(tools, choice, None, parallel)
+    if isinstance(choice, str) and choice in bodies.TOOL_CHOICES:
+        return bodies.tool_use(tools, choice, None, parallel)
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in ("function", "custom"):
         # A single tool is forced as in the chat route: the template still lists all of them.
-        only = chat.given_name(_chosen_name(choice), names, "tool_choice")
-        return chat.tool_use(tools, "required", only, parallel)
+        only = bodies.given_name(_chosen_name(choice), names, "tool_choice")
+        return bodies.tool_use(tools, "required", only, parallel)
     some = choice.get("tools") if kind == "allowed_tools" else None
     if (
         not isinstance(some, list)
@@ -611,9 +613,9 @@ def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
             "the type allowed_tools with a mode and functions.",
         )
     own = [one for one in some if one.get("type") in ("function", "custom")]
-    allowed = [chat.given_name(_chosen_name(one), names, "tool_choice") for one in own]
+    allowed = [bodies.given_name(_chosen_name(one), names, "tool_choice") for one in own]
     kept = [tool for tool in tools if tool["name"] in allowed]
-    return chat.tool_use(kept, choice["mode"], None, parallel)
+    return bodies.tool_use(kept, choice["mode"], None, parallel)
 
 
 # ---- answers
@@ -772,7 +774,7 @@ class ResponseReply(PartsReply):
 
 def _input_of(arguments: str) -> str:
     """Return the text that is the argument of a custom tool."""
-    read = chat.read_arguments(arguments, "arguments")
+    read = bodies.read_arguments(arguments, "arguments")
     text = read.get("input") if isinstance(read, dict) else None
     return text if isinstance(text, str) else arguments
 
