@@ -120,7 +120,7 @@ def test_a_phone_may_take_its_time(monkeypatch, rate, is_taken):
         return {"type": "http.request", "body": b"x" * left.pop(), "more_body": bool(left)}
 
     reading = BodyReader(Settings(), lambda: False).receive(
-        SimpleNamespace(receive=receive, headers=Headers())
+        SimpleNamespace(receive=receive, headers=Headers(), scope={})
     )
     if is_taken:
         assert len(asyncio.run(reading)) == 100 * rate
