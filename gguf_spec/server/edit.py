@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import InvalidOptionError, NoEditError
 from ..protocols.edit import EditShow, answer_of
@@ -73,7 +73,8 @@ class EditRun:
         request = replace(request, prefill=prompt.prefill, sampling=sampling)
         if isinstance(prompt.request, str):
             return replace(request, texts=(prompt.request,))
-        return replace(request, texts=(), messages=cast("list[Message]", prompt.request))
+        messages: list[Message] = [{**one} for one in prompt.request]
+        return replace(request, texts=(), messages=messages)
 
     async def answer(self, ended: ChoiceEnded, model: str) -> bytes:
         """Return the answer with what a model wrote.
