@@ -832,6 +832,20 @@ class Sampling:
         return self.temperature == 0 or self.top_k == 1
 
 
+# Most candidates of `InfillSampling`: each is compared with each.
+INFILL_MAX = 100
+
+
+@dataclass(frozen=True)
+class InfillSampling(Sampling):
+    """Sampling with llama.cpp's sampler `infill` after the other filters."""
+
+
+@dataclass(frozen=True)
+class WholeGrammarSampling(Sampling):
+    """Sampling with a grammar for the whole answer, with the reasoning before the text."""
+
+
 @dataclass(frozen=True)
 class Speculation:
     """Options for the draft length and the acceptance of draft tokens.

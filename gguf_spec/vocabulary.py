@@ -30,6 +30,10 @@ class Vocabulary(Protocol):
         """Capacity of the context, in tokens; 0 without one."""
 
     @property
+    def n_ctx_train(self) -> int:
+        """Length of the context with which it was trained, in tokens."""
+
+    @property
     def n_ctx_limit(self) -> int | None:
         """Longest context that the model can have here, in tokens; None if unknown."""
 

@@ -17,7 +17,6 @@ from ..errors import BatchFileError
 from ..options import check_types
 from ..results import Chunk
 from ..runtime.many import Cancellation, checked_threads, run_all
-from ..server import ServedLLM
 from ..system.files import remedy, try_lock, with_end
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
@@ -177,7 +176,8 @@ class Batch(OfOneProcess):
         self._output.check_options(options[:8].encode())
         defaults.check(llm)
         self._begun = self._clock()
-        cancellation = Cancellation(llm.end_requests if isinstance(llm, ServedLLM) else None)
+        # A model in a running server ends its requests there, too.
+        cancellation = Cancellation(getattr(llm, "end_requests", None))
         answerer = Answerer(llm, defaults, self._created, cancellation, self._count)
 
         def tell() -> None:

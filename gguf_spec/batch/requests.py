@@ -12,21 +12,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import BatchFileError, ClosedError, GgufSpecError
 from ..options import Sampling, Speculation
+from ..protocols.bodies import SEEDS, made, parse
+from ..protocols.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
+from ..protocols.events import ChoiceEnded, ChunkEvent, Started, named
+from ..protocols.fields import OTHER_NAMES
+from ..protocols.fit import requests_of
+from ..protocols.openai import ResponseBuilder, read_chat, read_text
+from ..protocols.replies import usage
+from ..protocols.request import CompletionRequest
+from ..protocols.schema import FLAG, is_count
 from ..runtime.many import Cancellation, CancelledGenerationError
-from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
-from ..server.events import ChoiceEnded, ChunkEvent, Started, named
-from ..server.fields import OTHER_NAMES
-from ..server.jobs import requests_of
-from ..server.replies import ResponseBuilder, usage
-from ..server.requests import (
-    SEEDS,
-    CompletionRequest,
-    made,
-    parse,
-    read_chat,
-    read_text,
-)
-from ..server.schema import FLAG, is_count
 from ..tools.families import family_of
 
 if TYPE_CHECKING:

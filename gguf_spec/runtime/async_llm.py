@@ -21,7 +21,8 @@ from .stream import Stream
 
 if TYPE_CHECKING:
     from ..edit import Edit
-    from .embedding import Embeddings, Texts
+    from ..text.encoding import Texts
+    from .embedding import Embeddings
     from .llm import LLM, Chat, Turn
 
 T = TypeVar("T")

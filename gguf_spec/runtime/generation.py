@@ -16,10 +16,10 @@ from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 from ..llama.samplers import dry_penalties
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
-from ..options import Sampling, Speculation
+from ..options import Sampling, Speculation, WholeGrammarSampling
 from ..passes import LanguageModel
 from ..results import Chunk, FinishReason, OnProgress, Part, Progress, Stats, TokenLogprob
-from ..sampling.chain import CompatSampling, Filters, Sampler, WholeGrammarSampling
+from ..sampling.chain import CompatSampling, Filters, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
 from ..speculative import engine

@@ -27,6 +27,7 @@ from ..errors import (
     SessionError,
 )
 from ..gguf.validation import pooling_of
+from ..images import GivenImage
 from ..llama.embedder import Embedder, Scorer
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
@@ -64,10 +65,11 @@ from ..text.chat_template import (
     no_reasoning,
     read_options,
 )
+from ..text.encoding import encode_texts
 from ..text.reasoning import reasoning_format
-from .embedding import choose, embed, encode_texts, rank_prompts, score
+from .embedding import choose, embed, rank_prompts, score
 from .generation import Request, check_request
-from .images import GivenImage, are_parts, with_image_parts
+from .images import are_parts, with_image_parts
 from .many import checked_threads, generate_many
 from .prefix_cache import Kept, PrefixStore
 from .prompt import MARKER, Prompt, encode, read_prompt, with_images

@@ -166,16 +166,6 @@ class CompatSampling(Sampling):
 
 
 @dataclass(frozen=True)
-class InfillSampling(Sampling):
-    """Sampling with llama.cpp's sampler `infill` after the other filters."""
-
-
-@dataclass(frozen=True)
-class WholeGrammarSampling(Sampling):
-    """Sampling with a grammar for the whole answer, with the reasoning before the text."""
-
-
-@dataclass(frozen=True)
 class Sampler:
     """Chain and random choices of one generation."""
 

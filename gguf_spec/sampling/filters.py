@@ -8,9 +8,9 @@ import numpy as np
 
 from ..grammar.json_schema import to_gbnf
 from ..grammar.token_grammar import Grammar
-from ..options import Sampling
+from ..options import InfillSampling, Sampling
 from ..vocabulary import Vocabulary
-from .chain import CompatSampling, Filters, InfillSampling, Penalties
+from .chain import CompatSampling, Filters, Penalties
 from .infill import Infill
 
 

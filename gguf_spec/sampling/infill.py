@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from ..arrays import Ids
 from ..vocabulary import Vocabulary
 
-MOST = 100  # candidates: each is compared with each
 _LEAST = 0.2  # probability of a text token that is kept at all
 
 

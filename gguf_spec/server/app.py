@@ -29,58 +29,50 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
-from ..options import Speculation
-from ..system.helper import Helper
-from .connections import REFUSAL
-from .edit import EditForm, EditReply, read_edit
-from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import LOG, ApiError, as_refusal, client_closed, failure, in_time, log
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Event, Sent, Started
-from .fields import NOT_APPLIED, NOTED
-from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
-from .jobs import JOB, Job, with_biases, with_grammar
-from .messages_api import MessageReply, prompt_routes, read_request
-from .metrics import Metrics
-from .model_pool import ModelPool, ServedModel
-from .model_routes import ModelRoutes
-from .ollama import (
-    OLLAMA_EMBEDDING_ROUTES,
+from ..protocols.bodies import parse
+from ..protocols.edit import read_edit
+from ..protocols.errors import LOG, ApiError, as_refusal, client_closed, failure, log
+from ..protocols.events import ChoiceEnded, ChunkEvent, Started
+from ..protocols.fields import NOT_APPLIED, NOTED
+from ..protocols.fit import with_biases, with_grammar
+from ..protocols.llama_server import INFILL_EVENTS, InfillReply, read_completion, read_infill
+from ..protocols.messages import MessageReply, read_request
+from ..protocols.ollama import (
     OllamaReply,
     kept_seconds,
     load_answer,
-    ollama_routes,
     read_ollama_chat,
     read_ollama_generate,
 )
+from ..protocols.openai import ResponseBuilder, read_chat, read_text
+from ..protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, Reply, StreamFormat
+from ..protocols.request import CompletionRequest, ReadBody
+from ..protocols.responses import ResponseReply, read_response
+from ..system.helper import Helper
+from .connections import REFUSAL
+from .edit import EditRun
+from .events import Done, ErrorEvent, Event, Sent
+from .jobs import JOB, Job
+from .metrics import Metrics
+from .model_pool import ModelPool, ServedModel
+from .model_routes import ModelRoutes
+from .ollama import ollama_routes
 from .openapi import describe
-from .replies import (
-    DATA_EVENTS,
-    JSON_LINES,
-    NAMED_EVENTS,
+from .responses import ResponseStore, response_routes
+from .running import CALL, call, pack
+from .settings import Settings, host_name
+from .streams import (
     UNENFORCED,
     UNFULFILLED,
     AnswerStream,
     JsonAnswer,
-    Reply,
-    ResponseBuilder,
-    StreamFormat,
     refused,
     schema_headers,
     weight,
 )
-from .requests import (
-    LARGE,
-    N_BYTES,
-    BodyReader,
-    CompletionRequest,
-    in_turn,
-    parse,
-    read_chat,
-    read_text,
-)
-from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
-from .running import CALL, call, pack
-from .settings import Settings, host_name
+from .tasks import EMBEDDING_ROUTES, TaskRoute, TaskRun
+from .turns import LARGE, in_time, in_turn
+from .uploads import N_BYTES, BodyReader
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -136,16 +128,16 @@ class ApiFormat(NamedTuple):
     """API format of a route that completes text. The format of errors is that of its path.
 
     Attributes:
-        read: Converts a body, with the speculation options and the token limit of the server.
-        reply: Makes the reply of a request and the first event of its job.
+        read: Reads a body.
+        reply: Makes the reply of a request and the first event of its job; None for an edit.
         load: Returns the answer, but for the name of the model, to a body that only loads or
             unloads it; None for all others.
         refers: Whether a body may refer to what is stored, which may be long.
     """
 
     path: str
-    read: Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
-    reply: Callable[[CompletionRequest, Started], Reply]
+    read: ReadBody
+    reply: Callable[[CompletionRequest, Started], Reply] | None
     stream: StreamFormat
     load: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
     refers: bool = False
@@ -160,7 +152,7 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
         ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/completion", read_completion, InfillReply, INFILL_EVENTS),
         ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
-        ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS),
+        ApiFormat("/v1/edit", read_edit, None, DATA_EVENTS),
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS, refers=True),
         ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
         ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),
@@ -213,10 +205,9 @@ class App:
             *response_routes(store),
             *(
                 Route(path, partial(self._run_task, route), methods=["POST"])
-                for path, route in (EMBEDDING_ROUTES | OLLAMA_EMBEDDING_ROUTES).items()
+                for path, route in EMBEDDING_ROUTES.items()
             ),
             *ollama_routes(self._pool, self._models, self._bodies),
-            *prompt_routes(self._models, self._bodies),
             *self._models.routes,
             Route(CALL, self._share, methods=["POST"]),
             *(Route(path, self._health, methods=["GET"]) for path in _HEALTH_PATHS),
@@ -389,24 +380,13 @@ class App:
         limits = self._pool.speculation, self._settings.max_tokens
         n_more = LARGE if api.refers else 0
         parsed = await self._bodies.convert(body, api.read, data, *limits, n_more=n_more)
-        if isinstance(parsed.more, EditForm):
-            apart = partial(self._apart, request)
-            if (found := await parsed.more.answer_at_once(apart, parsed.names)) is not None:
-                return Response(found, media_type="application/json")
+        if api.reply is None:
+            return await self._edit(request, model, parsed)
         parsed = await self._with_grammar(request, model, parsed)
         job = Job(model, parsed)
         with self._begin(request, job) as end:
-            first = await self._first_event(job)
-            if isinstance(first, ErrorEvent):
-                raise first.refusal
-            assert isinstance(first, Started)
-            reply = api.reply(parsed, first)
-            self._limit(job, end)
+            reply = api.reply(parsed, await self._started(job, end))
             if not parsed.stream:
-                if isinstance(reply, EditReply):
-                    _, ended = await _collect(job)
-                    body = await reply.answer(partial(self._apart, request), ended)
-                    return Response(body, media_type="application/json")
                 chunks, ended = await _collect(job)
                 headers, n_tokens = (
                     schema_headers(job),
@@ -417,11 +397,23 @@ class App:
                 def written() -> Response:
                     return JsonAnswer(reply.complete(chunks, ended), headers=headers)
 
-                answer: Response = await in_turn(self._writing, n_bytes, written)
-                return answer
+                return await in_turn(self._writing, n_bytes, written)
             seconds = self._settings.patience_s, self._settings.ping
             close = end.pop_all().close
             return AnswerStream(job, parsed, reply, api.stream, *seconds, close, self._writing)
+
+    async def _edit(
+        self, request: Request, model: ServedModel, parsed: CompletionRequest
+    ) -> Response:
+        run = EditRun(parsed, partial(self._apart, request))
+        if (found := await run.answer_at_once()) is not None:
+            return Response(found, media_type="application/json")
+        job = Job(model, run.request)
+        with self._begin(request, job) as end:
+            started = await self._started(job, end)
+            _, (ended,) = await _collect(job)
+            body = await run.answer(ended, started.model)
+            return Response(body, media_type="application/json")
 
     def _begin(self, request: Request, job: Job) -> ExitStack:
         """Submit the job of a request, whose body must have been read.
@@ -444,6 +436,15 @@ class App:
         end.callback(self.worker.cancel, job, "client_closed")
         end.callback(asyncio.create_task(cancel_on_disconnect()).cancel)
         return end
+
+    async def _started(self, job: Job, end: ExitStack) -> Started:
+        """Return the first event of a job, from which its time is limited until the `end`."""
+        first = await self._first_event(job)
+        if isinstance(first, ErrorEvent):
+            raise first.refusal
+        assert isinstance(first, Started)
+        self._limit(job, end)
+        return first
 
     async def _first_event(self, job: Job) -> Event:
         """Return the first event of a job; give up where the worker stands still.

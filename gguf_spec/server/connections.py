@@ -21,8 +21,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from .errors import ApiError
-from .replies import refused
+from ..protocols.errors import ApiError
+from .streams import refused
 
 # Seconds for the head of a request, from the start of the connection or the end of the answer
 # before it. The same time is left for a body that was not read before its answer.

@@ -3,277 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Option, OptionConflictError, PromptTooLongError
-from ..grammar.json_schema import Dropped, dropping, to_gbnf
+from ..protocols.errors import LOG, as_refusal, shutting_down, too_slow
+from ..protocols.events import ChoiceEnded, Why
+from ..protocols.fields import NOTED
+from ..protocols.fit import Choice, requests_of
+from ..protocols.request import CompletionRequest
 from ..results import Completion, Stats
-from ..sampling.chain import WholeGrammarSampling
-from ..tools.families import HARMONY, family_of
-from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
-from .errors import LOG, as_refusal, client_closed, invalid_value, shutting_down, too_slow
-from .events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
-from .fields import NOTED
+from .events import Done, ErrorEvent, Event
 from .model_pool import ServedModel
-from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
 
 if TYPE_CHECKING:
-    from ..options import Sampling
-    from ..results import OnProgress
     from ..runtime.llm import LLM
     from ..runtime.stream import Stream
+    from ..tools.grammar import Unenforced
 
-Message = dict[str, Any]
 JOB = "gguf_spec.job"  # key of the job of a request in its ASGI scope
-
-
-def newest_that_fit(
-    llm: LLM, messages: Sequence[Message], max_tokens: int | None, **options: Any
-) -> list[Message]:
-    """Return the messages without the oldest turns, so that prompt and answer fit.
-
-    A turn begins with a message of the user. The messages of the system before the first turn and
-    the last turn are always kept. `options` are those of `LLM.tokenize`.
-    """
-    room = _prompt_room(llm, max_tokens)
-    n_system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    turns = [i for i, m in enumerate(messages) if m["role"] == "user" and i > n_system]
-    starts = [n_system, *turns]
-
-    def kept(i: int) -> list[Message]:
-        return [*messages[:n_system], *messages[starts[i] :]]
-
-    def fits(i: int) -> bool:
-        return _fits(lambda: llm.tokenize(kept(i), most=room, **options))
-
-    last = len(starts) - 1
-    return kept(bisect.bisect_left(range(last), True, key=fits))
-
-
-def _fits(tokenize: Callable[[], object]) -> bool:
-    try:
-        tokenize()
-    except PromptTooLongError:
-        return False
-    return True
-
-
-def _prompt_room(llm: LLM, max_tokens: int | None) -> int:
-    """Return the most tokens of a prompt; the answer gets at most half of the context."""
-    return llm.n_ctx - min(max_tokens or llm.n_ctx // 4, llm.n_ctx // 2)
-
-
-def infill_prompt(
-    llm: LLM, prefix: str, request: CompletionRequest, grows: bool = False
-) -> list[int]:
-    """Return the prompt for filling in behind `prefix`, with as many of the last files as fit.
-
-    Where a longer context can be had (`grows`) no file is left out: a prompt that is too long
-    raises `PromptTooLongError`.
-    """
-    files, room = request.files, _prompt_room(llm, request.sampling.max_tokens)
-
-    def prompt(i: int, most: int) -> list[int]:
-        return llm.tokenize_infill(prefix, request.suffix or "", files[i:], most=most)
-
-    def fits(i: int) -> bool:
-        return _fits(lambda: prompt(i, room))
-
-    if files and grows:
-        prompt(0, room)
-    return prompt(bisect.bisect_left(range(len(files)), True, key=fits), llm.n_ctx - 1)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One generation of a request.
-
-    Attributes:
-        seed: Its seed; 0 if the generation draws one.
-        open: Starts the generation. Its argument is called after each pass that reads the prompt.
-        unenforced: As in `CompletionRequest`.
-    """
-
-    index: int
-    seed: int
-    sampling: Sampling
-    open: Callable[..., Stream]
-    unenforced: Unenforced | None = None
-
-    def faults(self, result: Completion, llm: LLM) -> list[str]:
-        """Return what an answer does not fulfil of the schemas that are not enforced whole."""
-        if self.unenforced is None:
-            return []
-        found = self.unenforced.faults(result.text, family_of(llm.chat_template or ""))
-        return [f"{name}{':' if name else ''}{fault}" for name, fault in found]
-
-
-def _thinks(options: Mapping[str, Any]) -> bool:
-    values = options["chat_template_kwargs"] or {}
-    return options["think"] is not False and values.get("enable_thinking") is not False
-
-
-def requests_of(
-    request: CompletionRequest,
-    llm: LLM,
-    why: Callable[[], Why | None] = lambda: None,
-    grows: bool = False,
-) -> Iterator[Choice]:
-    """Yield the generations of a request: all choices of the first prompt, then of the next.
-
-    Args:
-        why: Returns the reason if the request is cancelled.
-        grows: Whether a longer context can be had, so that nothing is left out.
-
-    Raises:
-        ApiError: The grammar for tool calls cannot be made.
-        PromptTooLongError: `grows`, and the messages or one of several prompts are too long.
-    """
-    request = with_biases(with_grammar(request, llm), llm)
-    request = request.fit(request, llm) if request.fit else request
-    sampling, tools = _sampling_of(request, llm), request.tools.tools or None
-    options = request.reasoning.options(llm) | {"tools": tools}
-    if request.operation == "chat":
-        request = replace(request, prompts=tuple(seen(one, llm) for one in request.prompts))
-    if request.drops_oldest:
-        if grows:
-            llm.tokenize(request.prompts[0], most=_prompt_room(llm, sampling.max_tokens), **options)
-        fitting = newest_that_fit(llm, request.prompts[0], sampling.max_tokens, **options)
-        request = replace(request, prompts=(fitting,))
-    if isinstance(sampling, WholeGrammarSampling) and not _thinks(options):
-        # The grammar allows no reasoning, and an answer that has begun could not call.
-        options["think"] = None
-        (options["chat_template_kwargs"] or {}).pop("enable_thinking", None)
-    if request.prefill and options["think"]:
-        options["think"] = None  # the answer has begun
-    if sampling.seed is None and request.n_choices > 1:
-        sampling = replace(sampling, seed=secrets.randbits(32))
-    first = sampling.seed or 0
-
-    def begin(
-        i: int, prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None
-    ) -> Stream:
-        _score(request, i, prompt, llm, why)
-        if request.suffix is not None:
-            prompt = infill_prompt(llm, prompt, request, grows)
-        return llm.stream(
-            prompt,
-            sampling,
-            speculation=request.speculation,
-            echo=request.echo,
-            prefill=request.prefill,
-            on_prompt=on_prompt,
-            **options,
-        )
-
-    _check_room(request.prompts[1:] if grows else (), llm)  # before the first one is answered
-    for index in range(request.n_choices):
-        if sampling.seed is not None:
-            sampling = replace(sampling, seed=seed_of(first, index % request.n))
-        i = index // request.n
-        begun = partial(begin, i, joined(request.prompts[i], llm), sampling)
-        yield Choice(index, sampling.seed or 0, sampling, begun, request.unenforced)
-
-
-def _check_room(prompts: Sequence[Any], llm: LLM) -> None:
-    for one in prompts:
-        ids = joined(one, llm)
-        ids = llm.tokenize(ids, most=llm.n_ctx - 1) if isinstance(ids, str) else ids
-        if len(ids) >= llm.n_ctx:
-            raise PromptTooLongError(len(ids), llm.n_ctx, n_ctx_limit=llm.n_ctx_limit)
-
-
-def _score(
-    request: CompletionRequest, i: int, prompt: Any, llm: LLM, why: Callable[[], Why | None]
-) -> None:
-    """Keep the scores of a prompt, if a request asks for them; raise where it is cancelled."""
-
-    def check(_: object) -> None:
-        if why():
-            raise client_closed()
-
-    if request.n_scored is not None and i not in request.scores:
-        request.scores[i] = scored(llm, prompt, request.n_scored, check)
-
-
-def _sampling_of(request: CompletionRequest, llm: LLM) -> Sampling:
-    """Return the sampling options of a request, with those of the model that it does not have."""
-    sampling, names = request.sampling, llm.sampling_sources.keys() - request.given
-    held = {name: getattr(llm.sampling, name) for name in names}
-    budget = request.reasoning.budget
-    if budget is not None and llm.can_think:
-        held["think_budget"] = None if budget < 0 else budget
-    return replace(sampling, **held) if held else sampling
-
-
-def with_biases(request: CompletionRequest, llm: LLM) -> CompletionRequest:
-    """Return a request with the biases of texts as those of their tokens."""
-    if not request.biases:
-        return request
-    biases = dict(request.sampling.logit_bias)
-    for text, bias in request.biases:
-        biases |= dict.fromkeys(llm.vocabulary.tokenize(text, special=True, start=False), bias)
-    return replace(request, sampling=replace(request.sampling, logit_bias=biases), biases=())
-
-
-def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
-    """Return a request with the grammar that its schemas demand.
-
-    Raises:
-        ApiError: The grammar for tool calls cannot be made.
-        InvalidOptionError: The schema of the answer cannot be converted.
-    """
-    if not request.needs_grammar:
-        return request
-    sampling, use, schema = request.sampling, request.tools, request.sampling.json_schema
-    is_strict, dropped = isinstance(schema, StrictSchema), DroppedBy()
-    if not use.tools:
-        assert schema is not None
-        found: list[Dropped] = []
-        with dropping(None if is_strict else found):
-            gbnf = to_gbnf(schema)
-        unenforced = Unenforced({None: found}, use, schema) if found else None
-        sampling = replace(sampling, grammar=gbnf, json_schema=None)
-        return replace(request, sampling=sampling, unenforced=unenforced)
-    family = family_of(llm.chat_template or "")
-
-    def control_token(text: str) -> int | None:
-        """Return the id of a control token, whose text does not appear in answers, or None."""
-        ids = llm.vocabulary.tokenize(text, special=True, start=False)
-        return ids[0] if len(ids) == 1 and not llm.token_bytes(ids[0]) else None
-
-    try:
-        thinks = _thinks(request.reasoning.options(llm))
-        gbnf = tool_grammar(
-            use, family, control_token, schema, thinks=thinks, dropped=dropped, strict=is_strict
-        )
-    except ToolSchemaError as error:
-        if error.tool is None:
-            param, reason = "response_format", f"cannot be used: {error.reason}"
-        else:
-            names = [tool["function"]["name"] for tool in use.tools]
-            param = f"tools[{names.index(error.tool)}].function.parameters"
-            strict = " with strict" if error.tool in use.strict else ""
-            reason = f"cannot be used{strict}: {error.reason}"
-        raise invalid_value(param, reason) from None
-    sampling = replace(sampling, grammar=gbnf, json_schema=None)
-    unenforced = Unenforced(dropped, use, schema) if dropped else None
-    request = replace(request, unenforced=unenforced)
-    if family.name != HARMONY or not llm.can_think:
-        return replace(request, sampling=sampling)
-    if sampling.think_budget is not None:
-        raise OptionConflictError(Option("think_budget"), Option("tools"))
-    return replace(request, sampling=WholeGrammarSampling(**vars(sampling)))
 
 
 class Job:
@@ -322,7 +75,7 @@ class Job:
         self._streams: list[Stream] = []
         # Not the same lock: a choice of a long prompt takes long, and the event loop cancels.
         self._choosing = threading.Lock()
-        self._choices: Iterator[Choice] | None = None
+        self._choices: Iterator[Choice[Stream]] | None = None
         self._llm: LLM | None = None  # for which the choices were made
         self._n_chosen = 0
         self.failed = self.has_started = self.begins_again = False
@@ -348,7 +101,7 @@ class Job:
         self.n_ctx, self.tried, self.begins_again = n_ctx, n_ctx, True
         self._choices, self._n_chosen = None, 0
 
-    def next_choice(self, llm: LLM, n_ctx_max: int = 0) -> Choice | None:
+    def next_choice(self, llm: LLM, n_ctx_max: int = 0) -> Choice[Stream] | None:
         """Return the next choice, or None after the last one or an error."""
         assert isinstance(self.request, CompletionRequest)
         with self._choosing:

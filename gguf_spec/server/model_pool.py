@@ -15,9 +15,9 @@ from ..errors import InvalidOptionError, LoadCancelledError, NotEnoughMemoryErro
 from ..models import path as local_path
 from ..models import resolve
 from ..options import Speculation
+from ..protocols.errors import LOG, ApiError, client_closed, log, not_loaded
 from ..results import OnProgress
 from ..system.process import OfOneProcess
-from .errors import LOG, ApiError, client_closed, log, not_loaded
 from .running import load_key
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -13,16 +14,22 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..errors import ClosedError, PromptTooLongError
+from ..options import Speculation
+from ..protocols.errors import ApiError, as_refusal, in_request, invalid_value
+from ..protocols.fit import seen
+from ..protocols.llama_server import native_params
+from ..protocols.messages import PROMPT, read_request
+from ..protocols.openai import read_chat
+from ..protocols.request import ReadBody
+from ..protocols.schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from ..tools.families import family_of, reads_tools
-from .errors import ApiError, in_request, in_time, invalid_value
 from .events import Done, ErrorEvent
-from .infill import native_params
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
-from .replies import JsonAnswer
-from .requests import BodyReader
-from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
+from .streams import JsonAnswer
+from .turns import in_time
+from .uploads import BodyReader
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -31,6 +38,12 @@ if TYPE_CHECKING:
 # Tokens that are counted or returned, if the context is smaller.
 COUNTED_MAX = 1 << 17
 Look = Callable[["LLM"], dict[str, Any]]
+# Path of a look at the prompt of a chat -> what reads its body, and whether it shows the text.
+_PROMPTS: dict[str, tuple[ReadBody, bool]] = {
+    "/v1/messages/count_tokens": (partial(read_request, described=PROMPT), False),
+    "/v1/chat/completions/input_tokens": (read_chat, False),
+    "/apply-template": (read_chat, True),
+}
 # `prompt` and `add_special_tokens` are vLLM's names.
 TOKENIZE = obj(
     {"content?": TEXT, "prompt?": TEXT, "model?": TEXT.schema, "add_special_tokens?": FLAG}
@@ -66,6 +79,10 @@ class ModelRoutes:
             Route("/props", self._props, methods=["GET"]),
             Route("/slots", self._slots, methods=["GET"]),
             Route("/api/ps", self._loaded, methods=["GET"]),
+            *(
+                Route(path, partial(self._prompt, read, shows), methods=["POST"])
+                for path, (read, shows) in _PROMPTS.items()
+            ),
         ]
 
     def find(self, name: Any, any_model: bool) -> ServedModel:
@@ -190,6 +207,31 @@ class ModelRoutes:
             return dict.fromkeys(("content", "prompt"), data.decode("utf-8", errors="replace"))
 
         return await self.look(data.get("model"), look)
+
+    async def _prompt(self, read: ReadBody, shows: bool, request: Request) -> Response:
+        """Answer with the number of tokens of a chat, or with its prompt (`shows`)."""
+        model, parsed = await self._bodies.read(
+            request, lambda data: (data.get("model"), read(data, Speculation(), None))
+        )
+
+        def look(llm: LLM) -> dict[str, Any]:
+            assert parsed.messages is not None
+            options = parsed.reasoning.options(llm, parsed.tools)
+            most = max(llm.n_ctx, COUNTED_MAX)
+            try:
+                messages = seen(parsed.messages, llm)
+                ids = llm.tokenize(messages, most=most, prefill=parsed.prefill, **options)
+                if not shows:
+                    return {"input_tokens": len(ids)}
+                starts = ids[:1] == [llm.vocabulary.special_tokens["bos"]]  # each prompt gets it
+                text = b"".join(piece_of(llm, one) for one in ids[starts:])
+                return {"prompt": text.decode("utf-8", "replace")}
+            except ClosedError:
+                raise
+            except Exception as error:
+                raise as_refusal(error, parsed.names) from None
+
+        return await self.look(model, look)
 
     async def _tokenizer_info(self, request: Request) -> Response:
         """Answer with what evaluators read of a tokenizer, with vLLM's field names."""

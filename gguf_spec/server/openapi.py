@@ -6,9 +6,11 @@ from functools import cache
 from typing import Any
 
 from .. import __version__
-from . import edit, embeddings, infill, messages_api, model_routes, ollama, responses_api
-from .requests import CHAT, TEXT_BODY, Body, model_of
-from .schema import COUNT, FLAG, NUMBER, TEXT, Shape, array_of, object_of
+from ..protocols import edit, embeddings, llama_server, messages, ollama, responses
+from ..protocols.bodies import Body, model_of
+from ..protocols.openai import CHAT, TEXT_BODY
+from ..protocols.schema import COUNT, FLAG, NUMBER, TEXT, Shape, array_of, object_of
+from . import model_routes
 
 _EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 _PROBLEMS = {
@@ -128,6 +130,7 @@ _SLOT = _only(
 
 _CHAT, _MESSAGES = "Answer messages.", "Answer messages, in the format of Anthropic."
 _RESPONSES = "Answer items, and store the response."
+_NATIVE = "Go on from a text, as llama-server."
 _COUNT = "The number of tokens of such a prompt."
 _VECTORS, _ONE_VECTOR = "The embeddings of texts.", "The embedding of a text, not normalised."
 _RANKS = {"anyOf": [_list("results", _RANK), array_of(_only("text?", index=COUNT, score=NUMBER))]}
@@ -148,14 +151,14 @@ _EDIT = _all(
 _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/v1/chat/completions": (_CHAT, CHAT, _CHAT_ANSWER, _EVENTS),
     "/v1/completions": ("Go on from a text.", TEXT_BODY, _TEXT_ANSWER, _EVENTS),
-    "/completion": ("Go on from a text, as llama-server.", infill.COMPLETION, _ALL_FILLED, _EVENTS),
-    "/infill": ("Fill in the middle of a text.", infill.INFILL, _ALL_FILLED, _EVENTS),
+    "/completion": (_NATIVE, llama_server.COMPLETION, _ALL_FILLED, _EVENTS),
+    "/infill": ("Fill in the middle of a text.", llama_server.INFILL, _ALL_FILLED, _EVENTS),
     "/v1/edit": ("Change a text as an instruction says.", edit.EDIT, _EDIT, ""),
-    "/v1/responses": (_RESPONSES, responses_api.BODY, _RESPONSE, _EVENTS),
-    "/v1/messages": (_MESSAGES, messages_api.BODY, _MESSAGE, _EVENTS),
+    "/v1/responses": (_RESPONSES, responses.BODY, _RESPONSE, _EVENTS),
+    "/v1/messages": (_MESSAGES, messages.BODY, _MESSAGE, _EVENTS),
     "/v1/chat/completions/input_tokens": (_COUNT, CHAT, _only(input_tokens=COUNT), ""),
     "/apply-template": ("The prompt of such a chat.", CHAT, _only("prompt"), ""),
-    "/v1/messages/count_tokens": (_COUNT, messages_api.PROMPT, _only(input_tokens=COUNT), ""),
+    "/v1/messages/count_tokens": (_COUNT, messages.PROMPT, _only(input_tokens=COUNT), ""),
     "/v1/embeddings": (_VECTORS, embeddings.EMBEDDING, _EMBEDDINGS, ""),
     **dict.fromkeys(
         ("/embedding", "/embeddings"),

@@ -208,8 +208,8 @@ def unpack(value: Any) -> Any:
     if value["type"] == "tuple":
         return tuple(unpack(one) for one in value["items"])
     fields_of = {name: unpack(v) for name, v in value["fields"].items()}
-    if value["type"] == "WholeGrammarSampling":  # of a batch; it needs numpy
-        from ..sampling.chain import WholeGrammarSampling
+    if value["type"] == "WholeGrammarSampling":  # of a batch
+        from ..options import WholeGrammarSampling
 
         return WholeGrammarSampling(**fields_of)
     return _PACKED[value["type"]](**fields_of)

@@ -18,17 +18,19 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ..errors import ContextTooShortError, PromptTooLongError
+from ..protocols.errors import LOG, ApiError, client_closed, shutting_down
+from ..protocols.events import ChoiceEnded, ChunkEvent, PromptRead, Started, Why, named
+from ..protocols.fields import NOTED
+from ..protocols.request import CompletionRequest, LineReader
 from ..results import Stats
 from ..tools.families import family_of
-from .errors import LOG, ApiError, client_closed, shutting_down
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, PromptRead, Started, Why, named
-from .fields import NOTED
-from .jobs import Choice, Job
+from .events import Done, ErrorEvent
+from .jobs import Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
-from .requests import CompletionRequest, LineReader
 
 if TYPE_CHECKING:
+    from ..protocols.fit import Choice
     from ..results import Chunk, Progress
     from ..runtime.llm import LLM
     from ..runtime.stream import Stream
@@ -294,7 +296,7 @@ class Worker:
                 job.finish()
         self._changed.notify_all()
 
-    def _choose(self, job: Job, llm: LLM, choice: Choice, n_ctx_max: int) -> None:
+    def _choose(self, job: Job, llm: LLM, choice: Choice[Stream], n_ctx_max: int) -> None:
         assert isinstance(job.request, CompletionRequest)
         report, failed = Report(job, llm, choice, self._step), ""
         with choice.open(report.prompt_is_read) as stream:
@@ -359,7 +361,9 @@ class Report:
         times_s: Time when the job was created, and that of the first token.
     """
 
-    def __init__(self, job: Job, llm: LLM, choice: Choice, step: Callable[[], None]) -> None:
+    def __init__(
+        self, job: Job, llm: LLM, choice: Choice[Stream], step: Callable[[], None]
+    ) -> None:
         assert isinstance(job.request, CompletionRequest)
         self.stream: Stream
         self.times_s = [job.began_s]

@@ -13,8 +13,8 @@ from _reference import commands, reference
 from _rooms import table as rooms
 
 from gguf_spec.gguf.architectures import NAMES, architecture
+from gguf_spec.protocols.fields import OTHER_FIELDS, OTHER_NAMES, ROUTES
 from gguf_spec.registry.resolve import entries
-from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES, ROUTES
 from gguf_spec.system.machine import format_bytes
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from gguf_spec.batch.requests import LINE_BYTES, read_head, read_lines, read_req
 from gguf_spec.errors import BatchFileError, InvalidGrammarError, InvalidOptionError
 from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.options import Speculation
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.fields import BUDGETS
+from gguf_spec.protocols.fit import _sampling_of
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.fields import BUDGETS
-from gguf_spec.server.jobs import _sampling_of
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
 from tests.server.conftest import ask
 from tests.server.test_tool_choice import CHATML

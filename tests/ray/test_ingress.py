@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from gguf_spec.protocols.errors import ApiError, shutting_down
+from gguf_spec.protocols.replies import DATA_EVENTS
 from gguf_spec.server import Settings, make_app
-from gguf_spec.server.errors import ApiError, shutting_down
-from gguf_spec.server.replies import DATA_EVENTS
 from gguf_spec_ray.ingress import (
     MOST_ATTEMPTS,
     AttemptLostError,

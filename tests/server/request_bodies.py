@@ -14,8 +14,10 @@ import sys
 from pathlib import Path
 
 from gguf_spec.options import Sampling, Speculation
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.requests import NO_REASONING_FIELDS, parse, read_chat, read_text
+from gguf_spec.protocols.bodies import parse
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.openai import read_chat, read_text
+from gguf_spec.protocols.request import NO_REASONING_FIELDS
 from gguf_spec.tools.families import NO_TOOLS
 
 RECORD = Path(__file__).parents[1] / "data" / "request_outcomes.json.gz"
@@ -266,7 +268,7 @@ def dump(body):
 
 
 # Fields of a request that are recorded under other names, or that these APIs do not have.
-NOT_RECORDED = {"n_scored", "shows_scores", "scores", "sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more", "files", "lines", "unenforced", "given", "biases", "each"}  # fmt: skip
+NOT_RECORDED = {"n_scored", "scores", "sampling", "speculation", "tools", "texts", "messages", "reasoning", "drops_oldest", "show", "files", "lines", "unenforced", "given", "biases", "each"}  # fmt: skip
 
 
 def outcome(kind, most, body):
@@ -283,6 +285,7 @@ def outcome(kind, most, body):
             told["message"],
         ]
     asked = {name: value for name, value in vars(request).items() if name not in NOT_RECORDED}
+    asked |= {name: getattr(request.show, name) for name in ("usage", "shows_drafts")}
     if request.reasoning != NO_REASONING_FIELDS:
         asked |= {name: getattr(request.reasoning, name) for name in ("effort", "values")}
     asked |= {name: sorted(some) for name in ("biases", "each") if (some := getattr(request, name))}

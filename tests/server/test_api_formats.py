@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, refused
+from gguf_spec.server.streams import refused
 from tests.server.conftest import ask
 
 KEY = "secret"

@@ -8,18 +8,14 @@ import pytest
 
 import gguf_spec
 from gguf_spec.options import Speculation
+from gguf_spec.protocols.events import ChoiceEnded
+from gguf_spec.protocols.fit import Choice
+from gguf_spec.protocols.openai import read_text
 from gguf_spec.results import Completion, Stats
 from gguf_spec.server import jobs, serve_in_thread
-from gguf_spec.server.events import ChoiceEnded
-from gguf_spec.server.jobs import Choice, Job
-from gguf_spec.server.requests import read_text, seed_of
+from gguf_spec.server.jobs import Job
 from tests.server.conftest import ask_chat, ask_text, infill_model
 from tests.server.test_api import FOX, START, alone
-
-
-def test_seeds():
-    assert [seed_of(7, i) for i in range(3)] == [7, 8, 9]
-    assert seed_of(2**64 - 1, 1) == 0
 
 
 @pytest.mark.full

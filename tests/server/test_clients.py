@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.options import Speculation
-from gguf_spec.server.requests import read_chat, read_text
+from gguf_spec.protocols.openai import read_chat, read_text
 from tests.server.conftest import ask
 
 REQUESTS = json.loads((Path(__file__).parents[1] / "data" / "client_requests.json").read_text())

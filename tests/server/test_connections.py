@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.datastructures import Headers
 
-from gguf_spec.server import Settings, connections, requests, serve_in_thread
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.server import Settings, connections, serve_in_thread, uploads
 from gguf_spec.server.connections import Connection, most_connections
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.requests import BodyReader
+from gguf_spec.server.uploads import BodyReader
 from tests.server.conftest import ask, ask_text, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -84,7 +84,7 @@ def test_a_slow_client_loses_its_connection(tales, monkeypatch, form):
     with serve_in_thread(tales) as server, connect(server) as slow:
         with monkeypatch.context() as limits:  # the request afterwards has the usual time
             limits.setattr(connections, "HEAD_S", 0.3)
-            limits.setattr(requests, "BODY_S", 0.3)
+            limits.setattr(uploads, "BODY_S", 0.3)
             slow.sendall(first)
             slow.settimeout(0.02)
             end = time.monotonic() + 180
@@ -101,7 +101,7 @@ def test_a_slow_client_loses_its_connection(tales, monkeypatch, form):
 
 
 def test_a_slow_body_names_the_reason(tales, monkeypatch):
-    monkeypatch.setattr(requests, "BODY_S", 0.2)
+    monkeypatch.setattr(uploads, "BODY_S", 0.2)
     with serve_in_thread(tales) as server, connect(server) as slow:
         slow.sendall(HEAD + b"Content-Length: 10\r\n\r\n{")
         assert slow.recv(1000).startswith(b"HTTP/1.1 408")
@@ -110,10 +110,10 @@ def test_a_slow_body_names_the_reason(tales, monkeypatch):
 @pytest.mark.parametrize(("rate", "is_taken"), [(5000, True), (3000, False)])
 def test_a_phone_may_take_its_time(monkeypatch, rate, is_taken):
     """A body that keeps the least rate takes longer than the first seconds; a slower one is refused."""
-    monkeypatch.setattr(requests, "BODY_S", 20.0)
-    monkeypatch.setattr(requests, "BODY_RATE", 4000)
+    monkeypatch.setattr(uploads, "BODY_S", 20.0)
+    monkeypatch.setattr(uploads, "BODY_RATE", 4000)
     now_s, left = [0.0], [rate] * 100
-    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(uploads, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
     async def receive():
         now_s[0] += 1
@@ -230,7 +230,7 @@ def test_heads_that_are_refused(server, sent, status, fact):
 
 
 def test_bodies_that_are_too_many(tales, monkeypatch):
-    monkeypatch.setattr(requests, "BODIES_MAX", 100_000)
+    monkeypatch.setattr(uploads, "BODIES_MAX", 100_000)
     with serve_in_thread(tales) as server, connect(server) as first:
         first.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 90_000)
         while server._app._bodies._n_held < 90_000:

@@ -17,25 +17,26 @@ import gguf_spec
 from gguf_spec import Chunk, Speculation
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.protocols import fit, llama_server, replies, responses
+from gguf_spec.protocols.events import ChunkEvent, Started
+from gguf_spec.protocols.openai import ResponseBuilder, read_text
+from gguf_spec.protocols.replies import DATA_EVENTS
+from gguf_spec.protocols.responses import TOKEN_LOGPROBS
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.server import (
     ModelPool,
     Settings,
     app,
-    infill,
-    replies,
-    responses_api,
     serve_in_thread,
     served_model,
+    streams,
 )
 from gguf_spec.server import jobs as jobs_module
 from gguf_spec.server import worker as worker_module
-from gguf_spec.server.events import ChunkEvent, Done, Started
+from gguf_spec.server.events import Done
 from gguf_spec.server.jobs import Job
 from gguf_spec.server.model_pool import ServedModel
-from gguf_spec.server.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
-from gguf_spec.server.requests import read_text
-from gguf_spec.server.responses_api import TOKEN_LOGPROBS
+from gguf_spec.server.streams import AnswerStream
 from tests.server.conftest import ask, ask_chat, ask_text, infill_model, until
 from tests.server.test_load import LONG, busy, connect, n_waiting
 from tests.server.test_model_pool import WORDS, n_ctx
@@ -414,14 +415,14 @@ def test_texts_with_a_bias_are_tokenised_outside_of_the_slot(server, monkeypatch
         return real(self, prompt, sampling, **options)
 
     monkeypatch.setattr(LLM, "stream", stream)
-    threads, kept = [], jobs_module.with_biases
+    threads, kept = [], fit.with_biases
 
     def with_biases(request, llm):
         if request.biases:
             threads.append(threading.current_thread().name)
         return kept(request, llm)
 
-    monkeypatch.setattr(jobs_module, "with_biases", with_biases)
+    monkeypatch.setattr(fit, "with_biases", with_biases)
     monkeypatch.setattr(app, "with_biases", with_biases)
     assert ask_text(server, logit_bias={" fox": -5, "7": 2}, n=3).status == 200
     assert len(threads) == 1 and "worker" not in threads[0]
@@ -463,7 +464,7 @@ def test_a_backlog_of_events_is_written_in_parts():
         return [part.count(b'"text":"b"') async for part in stream._batches()]
 
     counts = asyncio.run(main())
-    assert sum(counts) == 1000 and max(counts) <= replies._MOST_AT_ONCE
+    assert sum(counts) == 1000 and max(counts) <= streams._MOST_AT_ONCE
 
 
 def test_a_closed_connection_ends_the_wait_for_an_edit(server, monkeypatch):
@@ -510,6 +511,7 @@ def written(monkeypatch):
         return real(*given)
 
     monkeypatch.setattr(replies, "json_parts", json_parts)
+    monkeypatch.setattr(streams, "json_parts", json_parts)
     return seen
 
 
@@ -531,7 +533,7 @@ LARGE = {
 @pytest.mark.parametrize("path", LARGE)
 def test_a_large_answer_is_not_made_on_the_event_loop(chats, written, monkeypatch, path, stream):
     made = []
-    for one in (ResponseBuilder, *replies.PartsReply.__subclasses__(), infill.InfillReply):
+    for one in (ResponseBuilder, *replies.PartsReply.__subclasses__(), llama_server.InfillReply):
         for name in ("complete", "finished"):
             real = getattr(one, name)
 
@@ -567,13 +569,13 @@ def test_a_stored_conversation_is_read_and_written_off_the_event_loop(chats, wri
     fields = {"max_output_tokens": 2, "store": True}
     items = [{"role": "user", "content": "a"}] * 100
     first = ask(chats, "POST", "/v1/responses", {"input": items} | fields).json()["id"]
-    read, real = [], responses_api.read_input
+    read, real = [], responses.read_input
 
     def read_input(*given):
         read.append(is_on_loop())
         return real(*given)
 
-    monkeypatch.setattr(responses_api, "read_input", read_input)
+    monkeypatch.setattr(responses, "read_input", read_input)
     written.clear()
     body = {"input": "b", "previous_response_id": first}
     assert ask(chats, "POST", "/v1/responses", body | fields).status == 200
@@ -586,39 +588,6 @@ def test_a_small_answer_needs_no_thread(server, written):
     """It does not wait for large ones of others."""
     assert ask_text(server, max_tokens=2).status == 200
     assert set(written) == {True}
-
-
-VALUES = {
-    "numbers": [*range(9000)],
-    "objects": [{"a": [i, None, True], "b": {"ü": 1.5}} for i in range(3000)],
-    "names": {f"k{i}": [i] * (i % 7) for i in range(5000)},
-    "a large one between": [1, [*range(5000)], 2, {"a": {"b": [*range(5000)]}}, []],
-    "nested": [json.loads("[" * 50 + "]" * 50)] * 300,
-    "small": {"a": [], "b": {}, "c": "d"},
-    "numbers as names": dict.fromkeys(range(3000)),
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_json_in_parts_is_the_same_json(name):
-    """No call writes many values, as no other thread runs in it."""
-    counts = []
-
-    def write(value):
-        counts.append(replies._n_values(value))
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-    value = VALUES[name]
-    whole = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    for parts in (replies.json_parts(value, write), replies.json_parts(value)):
-        is_same = "".join(parts) == whole  # pytest cannot show the difference of nested ones
-        assert is_same
-    assert max(counts) <= replies._MOST_VALUES + 1 and (len(counts) > 1) == (name != "small")
-
-
-def test_an_iterator_is_written_as_an_array():
-    value = {"a": iter([1, {"b": iter([])}]), "c": (2, iter("d"))}
-    assert "".join(replies.json_parts(value)) == '{"a":[1,{"b":[]}],"c":[2,["d"]]}'
 
 
 def test_a_large_body_is_sent_in_parts():
@@ -635,7 +604,7 @@ def test_a_large_body_is_sent_in_parts():
 
     async def main():
         task = asyncio.create_task(other())
-        answer = replies.JsonAnswer(["a" * 1_000_000])
+        answer = streams.JsonAnswer(["a" * 1_000_000])
         await answer({"type": "http"}, None, send)
         task.cancel()
         return answer
@@ -644,7 +613,7 @@ def test_a_large_body_is_sent_in_parts():
     (start, _), *parts = sent
     assert start["status"] == 200 and start["headers"] == answer.raw_headers
     assert b"".join(message["body"] for message, _ in parts) == answer.body
-    assert max(len(message["body"]) for message, _ in parts) <= replies._SENT_BYTES < 1_000_000
+    assert max(len(message["body"]) for message, _ in parts) <= streams._SENT_BYTES < 1_000_000
     assert [message["more_body"] for message, _ in parts] == [True] * (len(parts) - 1) + [False]
     n_turns = [n for _, n in parts]
     assert n_turns == sorted(set(n_turns)), "no turn of others between two parts"

@@ -9,10 +9,10 @@ from gguf_spec.cli import serve as command
 from gguf_spec.doctor.models import _sampling
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.options import OPTIONS, PARAMETERS, Sampling, sampling_in
+from gguf_spec.protocols.bodies import continued
+from gguf_spec.protocols.errors import ApiError
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.requests import continued
 from gguf_spec.tools.families import family_of
 from tests.server.conftest import ask, ask_chat, ask_text
 from tests.support import encoders, tiny

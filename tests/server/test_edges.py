@@ -9,12 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.protocols.errors import ApiError
 from gguf_spec.server import Settings, serve_in_thread
 from gguf_spec.server.app import PATHS
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.replies import json_parts
-from gguf_spec.server.requests import unpacked
 from gguf_spec.server.running import CALL
+from gguf_spec.server.uploads import unpacked
 from tests.server.conftest import ask, ask_text
 
 KEY = "sk-correct-horse"
@@ -337,9 +336,3 @@ def test_the_limit_of_a_body_is_for_all_its_parts_together():
         assert tracemalloc.get_traced_memory()[1] < 3 * most
     finally:
         tracemalloc.stop()
-
-
-def test_an_array_that_is_empty_when_it_is_written_has_its_brackets():
-    for value in (iter(()), {"a": iter(())}):
-        text = "".join(json_parts(value))
-        assert text == ("[]" if not isinstance(value, dict) else '{"a":[]}')

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from gguf_spec.protocols.edit import TEXT_MAX
 from gguf_spec.server import edit as route
-from gguf_spec.server.edit import TEXT_MAX
 from tests.server.conftest import ask, ask_text
 from tests.support.hanging import for_ever
 

@@ -7,10 +7,10 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import DecodeError
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.openai import read_chat, read_text
 from gguf_spec.server import ollama as about
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.requests import read_chat, read_text
 from tests.server.conftest import ask, ask_chat, ask_text, until
 from tests.support import tiny
 from tests.support.talkers import answering
@@ -311,7 +311,7 @@ def test_an_unexpected_error_ends_a_stream(server, monkeypatch, caplog):
     def fail(*_):
         raise ValueError("SEC" + "RET")
 
-    monkeypatch.setattr("gguf_spec.server.replies.ResponseBuilder.chunk", fail)
+    monkeypatch.setattr("gguf_spec.protocols.openai.ResponseBuilder.chunk", fail)
     reply = ask_text(server, stream=True)
     assert b'"error"' in reply.body and b"[DONE]" not in reply.body
     assert "SECRET" not in caplog.text + reply.body.decode()

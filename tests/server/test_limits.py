@@ -1,7 +1,6 @@
 """Access control and limits of the server."""
 
 import asyncio
-import gc
 import http.client
 import json
 import socket
@@ -22,8 +21,10 @@ from gguf_spec.errors import (
 )
 from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.llama.weights import Weights
-from gguf_spec.server import Settings, jobs, requests, serve_in_thread
-from gguf_spec.server.requests import BodyReader
+from gguf_spec.protocols import bodies as protocol
+from gguf_spec.protocols import fit
+from gguf_spec.server import Settings, serve_in_thread, uploads
+from gguf_spec.server.uploads import BodyReader
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"
@@ -236,7 +237,7 @@ def test_a_body_of_the_largest_size(tales):
 
 
 def test_bodies_that_were_received_are_no_longer_counted(tales, monkeypatch):
-    monkeypatch.setattr(requests, "BODIES_MAX", 1_000)
+    monkeypatch.setattr(uploads, "BODIES_MAX", 1_000)
     with serve_in_thread(tales) as one:
         fields = {"content": "a" * 900}
         statuses = [ask(one, "POST", "/tokenize", fields).status for _ in range(3)]
@@ -397,7 +398,7 @@ def test_a_schema_that_takes_too_long(server, monkeypatch, path, fields, field, 
 def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
     """Other requests are answered during a conversion; the request of a closed connection is not converted."""
     begun, goes_on, converted = threading.Event(), threading.Event(), []
-    real = jobs.with_grammar
+    real = fit.with_grammar
 
     def slow(asked, llm):
         if asked.needs_grammar:
@@ -436,8 +437,8 @@ def test_a_conversion_has_the_time_limit_of_an_answer(tales, monkeypatch):
 
 
 def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
-    schemas, real = [], jobs.to_gbnf
-    monkeypatch.setattr(jobs, "to_gbnf", lambda schema: schemas.append(schema) or real(schema))
+    schemas, real = [], fit.to_gbnf
+    monkeypatch.setattr(fit, "to_gbnf", lambda schema: schemas.append(schema) or real(schema))
     assert ask_chat(server, n=3, response_format={"type": "json_object"}).status == 200
     assert len(schemas) == 1
 
@@ -473,7 +474,7 @@ def test_large_bodies_are_read_outside_of_the_event_loop(tales, monkeypatch, pat
                 in_loop.append(False)
         return real(text, **options)
 
-    monkeypatch.setattr(requests, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
+    monkeypatch.setattr(protocol, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
     with serve_in_thread(tales, api_key=KEY) as one:
         ask(
             one, "POST", path, body | {"model": "tales"}, headers={"Authorization": f"Bearer {KEY}"}
@@ -502,7 +503,7 @@ def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
     """Its request does not start: the shutdown would wait for the answer."""
     reading, goes_on = threading.Event(), threading.Event()
 
-    def slow(body, real=requests.parse):
+    def slow(body, real=protocol.parse):
         reading.set()
         assert goes_on.wait(180)
         return real(body)
@@ -519,7 +520,7 @@ def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
 
 
 def test_a_body_of_too_many_values(server, monkeypatch):
-    monkeypatch.setattr(requests, "VALUES_MAX", 100)
+    monkeypatch.setattr(protocol, "VALUES_MAX", 100)
     reply = ask_text(server, stop=["x"] * 101)
     assert (reply.status, reply.code) == (400, "invalid_json")
     assert "more than 100 values" in reply.json()["error"]["message"]
@@ -527,7 +528,7 @@ def test_a_body_of_too_many_values(server, monkeypatch):
 
 
 def test_large_bodies_that_wait_for_their_turn_are_counted(monkeypatch):
-    monkeypatch.setattr(requests, "BODIES_MAX", 150_000)
+    monkeypatch.setattr(uploads, "BODIES_MAX", 150_000)
     bodies = [b"a" * 70_000] * 4
 
     async def convert():
@@ -537,53 +538,6 @@ def test_large_bodies_that_wait_for_their_turn_are_counted(monkeypatch):
         return [getattr(one, "status", one) for one in done], reader._n_held
 
     assert asyncio.run(convert()) == ([70_000, 70_000, 429, 429], 0)
-
-
-@pytest.mark.parametrize(
-    ("values", "is_taken"),
-    [
-        ("[" + "1," * 1500 + "1]", True),
-        ("[" + "1," * 2100 + "1]", False),
-        ("[" + "[]," * 350 + "[]]", True),
-        ("[" + "[]," * 450 + "[]]", False),
-        ("{" + ",".join(f'"{i}":1' for i in range(140)) + "}", True),
-        ("{" + ",".join(f'"{i}":1' for i in range(170)) + "}", False),
-        ('"' + '[{:,\\"' * 3000 + '"', True),
-    ],
-)
-def test_what_counts_as_values(monkeypatch, values, is_taken):
-    """The parser takes longer for an array or a field than for a number; texts do not count."""
-    monkeypatch.setattr(requests, "VALUES_MAX", 2_000)
-    body = f'{{"x": {values}}}'.encode()
-    if is_taken:
-        assert requests.parse(body) == json.loads(body)
-    else:
-        with pytest.raises(requests.ApiError, match="more than 2,000 values"):
-            requests.parse(body)
-
-
-def test_the_garbage_collector_does_not_look_through_a_body_while_it_is_parsed():
-    found = []
-    gc.callbacks.append(lambda phase, _: found.append(phase))
-    try:
-        data = requests.parse(b'{"x": [' + b"[]," * 100_000 + b"[]]}")
-        assert len(found) < 20 and len(data["x"]) == 100_001  # about 300 without
-        with pytest.raises(requests.ApiError):
-            requests.parse(b'{"x": [')
-    finally:
-        gc.callbacks.pop()
-    assert gc.isenabled()
-
-
-@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"[[1e999]]", b'{"a": 1e999}'])
-def test_numbers_that_are_infinite(number):
-    is_plain = number[:1] not in b"[{"
-    body = b'{"tools": %s, "text": "Infinity"}' % number
-    if is_plain:
-        assert requests.parse(body)["tools"] in (float("inf"), -float("inf"))
-    else:
-        with pytest.raises(requests.ApiError, match="tools contains a number"):
-            requests.parse(body)
 
 
 # ---- texts that are much longer than the context
@@ -660,7 +614,6 @@ def test_counts_have_a_limit_above_the_context(server, monkeypatch, path, fields
     found = len(reply["tokens"]) if param else reply["input_tokens"]
     assert n <= found <= n + 30 and n > 2048
     monkeypatch.setattr("gguf_spec.server.model_routes.COUNTED_MAX", 100)
-    monkeypatch.setattr("gguf_spec.server.messages_api.COUNTED_MAX", 100)
     reply = ask(server, "POST", path, fields)
     message = reply.json()["error"]["message"]
     assert reply.status == 400 and ("about" in message or "too long" in message)

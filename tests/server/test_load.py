@@ -16,11 +16,12 @@ import openai
 import pytest
 
 from gguf_spec import Chunk, Sampling, Speculation
+from gguf_spec.protocols.events import ChunkEvent, Started
+from gguf_spec.protocols.openai import ResponseBuilder, read_text
+from gguf_spec.protocols.replies import DATA_EVENTS
 from gguf_spec.server import make_app, serve_in_thread
-from gguf_spec.server.events import ChunkEvent, Started
 from gguf_spec.server.jobs import Job
-from gguf_spec.server.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
-from gguf_spec.server.requests import read_text
+from gguf_spec.server.streams import AnswerStream
 from tests.server.conftest import ask, ask_text, metrics, threads_since, until
 
 START = "Once upon a time there was"

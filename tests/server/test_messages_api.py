@@ -7,9 +7,6 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.messages_api import read_request
-from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, until
 from tests.server.test_reasoning import CHAIN
 from tests.support import reasoners
@@ -252,19 +249,7 @@ def test_structured_outputs(server):
     assert isinstance(json.loads(text_of(message))["age"], int)
 
 
-@pytest.mark.parametrize("effort", ["low", "high"])
-def test_the_effort_is_that_of_the_chat(effort):
-    body, default = {"messages": [USER], "max_tokens": 16}, gguf_spec.Speculation()
-    asked = read_request(body | {"output_config": {"effort": effort}}, default, None)
-    assert asked.reasoning.effort == effort
-    assert (
-        asked.reasoning == read_chat(body | {"reasoning_effort": effort}, default, None).reasoning
-    )
-
-
 # ---- errors and limits
-
-TEXT = {"type": "text", "text": "x"}
 
 
 def blocks(*given, role="user"):
@@ -320,15 +305,6 @@ WRONG_FOR_THE_MODEL = [
     ({"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/none"}}}}, "output_config.format is"),
     ({"messages": [{"role": "user", "content": "x " * 3000}]}, ""),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("fields", "message"), WRONG)
-def test_wrong_fields_are_named(fields, message):
-    with pytest.raises(ApiError) as caught:
-        read_request({"messages": [USER], "max_tokens": 16} | fields, gguf_spec.Speculation(), None)
-    assert caught.value.status == 400
-    assert caught.value.error["message"].startswith(message)
-    assert len(caught.value.error["message"]) < 900
 
 
 @pytest.mark.parametrize(("fields", "message"), [WRONG[0], *WRONG_FOR_THE_MODEL])
@@ -397,69 +373,6 @@ def test_a_closed_connection(endless):
 
 
 # ---- what agents send
-
-READ_TOOL = TOOL | {"name": "Read", "defer_loading": True}
-
-
-def results(*content, **more):
-    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [*content]} | more
-    messages = [
-        USER,
-        {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [result]},
-    ]
-    body = {"messages": messages, "max_tokens": 4, "tools": [TOOL, READ_TOOL]}
-    return read_request(body, gguf_spec.Speculation(), None)
-
-
-def test_blocks_of_results():
-    text = {
-        "type": "document",
-        "source": {"type": "text", "media_type": "text/plain", "data": "Page 1."},
-    }
-    pdf = {
-        "type": "document",
-        "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"},
-    }
-    assert results(text).prompts[0][-1]["content"] == "Page 1."
-    assert "application/pdf" in results(pdf).prompts[0][-1]["content"]
-    assert results(text, is_error=True).prompts[0][-1]["content"] == "Error: Page 1."
-
-
-def test_what_cannot_be_read_in_a_result_is_a_short_text():
-    url = {"type": "image", "source": {"type": "url", "url": "https://x/a.png"}}
-    broken = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
-    for block in (url, broken, {"type": "of_tomorrow"}):
-        assert results(block).prompts[0][-1]["content"].startswith("[a part of the type ")
-    page = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
-    assert results(page).prompts[0][-1]["content"] == "T (S)\nx"
-    with pytest.raises(ApiError, match="text must be a string"):
-        results({"type": "text"})
-
-
-def test_deferred_tools_stand_where_they_are_referenced():
-    plain, found = (
-        results({"type": "text", "text": "x"}),
-        results({"type": "tool_reference", "tool_name": "Read"}),
-    )
-    assert [one["function"]["name"] for one in plain.tools.tools] == [TOOL["name"]]
-    assert [one["function"]["name"] for one in found.tools.tools] == [TOOL["name"], "Read"]
-    assert json.loads(found.prompts[0][-1]["content"])["input_schema"] == TOOL["input_schema"]
-
-
-def test_tools_and_blocks_of_anthropic_are_left_out():
-    searched = [
-        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
-        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
-        {"type": "of_tomorrow"},
-        TEXT,
-    ]
-    body = {"messages": [USER, {"role": "assistant", "content": searched}, USER], "max_tokens": 4}
-    body["tools"] = [{"type": "web_search_20250305", "name": "web_search"}, TOOL]
-    request = read_request(body, gguf_spec.Speculation(), None)
-    assert [one["function"]["name"] for one in request.tools.tools] == [TOOL["name"]]
-    assert request.prompts[0][1] == {"role": "assistant", "content": TEXT["text"]}
 
 
 def test_nothing_is_removed_from_the_context(server):

@@ -18,8 +18,8 @@ from gguf_spec.errors import (
     WorkerError,
 )
 from gguf_spec.options import duration
+from gguf_spec.protocols.errors import ApiError
 from gguf_spec.server import ModelPool, ServedModel, serve_in_thread, served_model
-from gguf_spec.server.errors import ApiError
 from gguf_spec.server.model_pool import loaded_model
 from tests.server.conftest import ask, ask_text, infill_model, until
 from tests.server.test_command import ROOT, Child, begun

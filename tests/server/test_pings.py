@@ -8,20 +8,16 @@ import openai
 import pytest
 
 from gguf_spec.options import Speculation
+from gguf_spec.protocols.events import ChoiceEnded, ChunkEvent, Started
+from gguf_spec.protocols.openai import ResponseBuilder, read_text
+from gguf_spec.protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
 from gguf_spec.results import Chunk, Completion, Stats
 from gguf_spec.runtime.generation import Generation
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.events import ChoiceEnded, ChunkEvent, Done, Ping, Started
+from gguf_spec.server.events import Done, Ping
 from gguf_spec.server.jobs import Job
-from gguf_spec.server.replies import (
-    DATA_EVENTS,
-    JSON_LINES,
-    NAMED_EVENTS,
-    AnswerStream,
-    ResponseBuilder,
-)
-from gguf_spec.server.requests import read_text
 from gguf_spec.server.settings import Settings
+from gguf_spec.server.streams import AnswerStream
 from gguf_spec.tools.families import family_of
 from tests.server.conftest import ask
 

@@ -3,20 +3,14 @@
 import base64
 import itertools
 import json
-from types import SimpleNamespace
 
 import openai
 import pytest
 
 import gguf_spec
-from gguf_spec.errors import PromptTooLongError
+from gguf_spec.protocols.errors import ApiError
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.events import Started
-from gguf_spec.server.jobs import newest_that_fit
-from gguf_spec.server.requests import REASONING
-from gguf_spec.server.responses_api import ResponseReply, ResponseStore, messages_of, read_response
-from gguf_spec.tools.families import family_of
+from gguf_spec.server.responses import ResponseStore
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
 from tests.server.test_tools import ARGUMENTS, TEMPLATE, TOOL, saying
@@ -80,11 +74,6 @@ def test_the_text_is_that_of_the_chat(client, speculation):
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == wanted
     last = events[-1].response
     assert (last.output_text, last.usage.output_tokens) == (wanted, 24)
-
-
-def test_the_message_of_a_developer_is_one_of_the_system():
-    item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]}  # fmt: skip
-    assert messages_of(None, [item]) == messages_of("Be kind.", [])
 
 
 def test_events_of_a_text(client):
@@ -400,16 +389,6 @@ def test_reasoning(tmp_path):
 # ---- files and long conversations
 
 
-def test_the_complete_reasoning_is_returned_and_not_its_summary():
-    summary, content = ([{"type": "x", "text": text}] for text in ("Short.", "All of it."))
-    for item, text in (
-        ({"content": content, "summary": summary}, "All of it."),
-        ({"content": None, "summary": summary}, "Short."),
-    ):
-        [message] = messages_of(None, [{"type": "reasoning"} | item])
-        assert message == {"role": "assistant", "content": "", REASONING: text}
-
-
 def data_url(data, kind="text/plain"):
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -438,34 +417,6 @@ IMAGE = {
     "image_url": "data:image/gif;base64," + base64.b64encode(b"GIF89a\1\0\1\0").decode(),
 }
 FILE = {"type": "input_file", "filename": "a"}
-FILES = [
-    ({"file_data": data_url(b"%PDF", "application/pdf")}, "file_data"),
-    ({"file_data": data_url(b"\xff\xfe")}, "file_data"),
-    ({"file_data": data_url(b"a\0b")}, "file_data"),
-    ({"file_data": "data:text/plain;base64,a$b="}, "file_data"),
-    ({"file_data": "hello"}, "file_data"),
-    ({"file_data": 1}, "file_data"),
-    ({}, "file_data"),
-    ({"file_data": data_url(b"a" * ((1 << 20) + 9))}, "file_data"),
-    ({"file_id": "file-1"}, "file_id"),
-    ({"file_url": "http://127.0.0.1:9/a.txt"}, "file_url"),
-    ({"file_data": data_url(b"a"), "filename": "a\nb"}, "filename"),
-]
-
-
-def refused(**fields):
-    """Return the field that the reader of bodies refuses."""
-    with pytest.raises(ApiError) as caught:
-        read_response({"input": "Hi."} | fields, gguf_spec.Speculation(), None, ResponseStore())
-    assert caught.value.status == 400
-    assert len(caught.value.error["message"]) < 800
-    return caught.value.error["param"]
-
-
-@pytest.mark.parametrize(("fields", "param"), FILES)
-def test_files_that_are_refused(fields, param):
-    said = [{"role": "user", "content": [FILE | fields]}]
-    assert refused(input=said) == f"input[0].content[0].{param}"
 
 
 def test_a_conversation_that_is_too_long(tmp_path, tales):
@@ -541,11 +492,6 @@ WRONG_FOR_THE_MODEL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "param"), WRONG)
-def test_wrong_fields_are_named(fields, param):
-    assert refused(**fields) == param
-
-
 @pytest.mark.parametrize(("fields", "param"), [WRONG[0], *WRONG_FOR_THE_MODEL])
 def test_the_server_names_wrong_fields(server, fields, param):
     reply = post(server, **fields)
@@ -614,129 +560,4 @@ def test_a_closed_connection(endless):
         assert metrics(server)["generated_tokens_total"] < 40_000
 
 
-def test_an_answer_gets_at_most_half_of_the_context_of_a_long_conversation():
-    """However long it may be by `max_tokens`, turns that fit into the other half stay."""
-
-    def tokenize(messages, most):
-        if (n := sum(len(m["content"]) for m in messages)) > most:
-            raise PromptTooLongError(n, 100)
-
-    llm = SimpleNamespace(n_ctx=100, tokenize=tokenize)
-    turns = [{"role": "user", "content": str(i) * 20} for i in range(9)]
-    for most, n in ((1000, 2), (50, 2), (20, 4), (None, 3)):
-        assert newest_that_fit(llm, turns, most) == turns[9 - n :]
-
-
 # ---- what agents send
-
-
-def items_of(*items, **more):
-    request = read_response(
-        {"input": [{"role": "user", "content": "x"}, *items]} | more,
-        gguf_spec.Speculation(),
-        None,
-        ResponseStore(),
-    )
-    return request.prompts[0][1:]
-
-
-def test_items_of_other_tools_are_rendered_or_left_out():
-    call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"}
-    result = {"type": "custom_tool_call_output", "call_id": "c", "output": "ok"}
-    answer, tool = items_of(call, result)
-    assert answer["tool_calls"][0]["function"] == {
-        "name": "patch",
-        "arguments": {"input": "*** Begin"},
-    }
-    assert (tool["role"], tool["content"], tool["tool_call_id"]) == ("tool", "ok", "c")
-    shell = {
-        "type": "local_shell_call",
-        "call_id": "s",
-        "status": "completed",
-        "action": {"command": ["ls"]},
-    }
-    out = {"type": "local_shell_call_output", "call_id": "s", "output": {"stdout": "a"}}
-    answer, tool = items_of(shell, out)
-    function = answer["tool_calls"][0]["function"]
-    assert function == {"name": "local_shell", "arguments": {"action": {"command": ["ls"]}}}
-    assert tool["content"] == '{"stdout": "a"}'
-    cut = {"type": "function_call", "call_id": "d", "name": "sh", "arguments": '{"c": '}
-    assert items_of(cut)[0]["tool_calls"][0]["function"]["arguments"] == '{"c": '
-    for item in (
-        {"type": "web_search_call", "id": "w", "status": "completed"},
-        {"type": "compaction", "encrypted_content": "x"},
-        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
-    ):
-        assert items_of(item) == []
-
-
-def test_what_cannot_be_read_in_a_result_is_a_short_text():
-    pdf = {
-        "type": "input_file",
-        "filename": "a.pdf",
-        "file_data": data_url(b"%PDF", "application/pdf"),
-    }
-    image = {"type": "input_image", "image_url": "https://x/a.png"}
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    for part in (pdf, image, {"type": "input_image", "file_id": "x"}, {"type": "input_audio"}):
-        output = {"type": "function_call_output", "call_id": "c", "output": [part]}
-        assert items_of(call, output)[-1]["content"].startswith(
-            f"[a part of the type {part['type']}"
-        )
-
-
-def test_items_with_the_same_id_are_taken():
-    said = {"type": "message", "role": "assistant", "id": "msg_1", "content": "a"}
-    assert len(items_of(said, said, {"role": "user", "content": "b"})) == 3
-
-
-TOOLS_OF_AGENTS = [
-    {"type": "web_search"},
-    {
-        "type": "custom",
-        "name": "patch",
-        "description": "d",
-        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
-    },
-    {
-        "type": "namespace",
-        "name": "mcp__clock",
-        "tools": [
-            {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}
-        ],
-    },
-]
-
-
-def test_tools_of_agents():
-    choice = {"type": "function", "name": "now", "namespace": "mcp__clock"}
-    body = {"input": "x", "tools": TOOLS_OF_AGENTS, "tool_choice": choice}
-    request = read_response(body, gguf_spec.Speculation(), None, ResponseStore())
-    patch, now = (one["function"] for one in request.tools.tools)
-    assert (patch["name"], list(patch["parameters"]["properties"])) == ("patch", ["input"])
-    assert patch["description"].endswith("start: /x/")
-    assert (now["name"], request.tools.only) == ("mcp__clock__now", "mcp__clock__now")
-    reply = ResponseReply(request, Started("m", family_of(""), 1))
-    for name, arguments, expected in (
-        (
-            "patch",
-            '{"input": "*** Begin"}',
-            {"type": "custom_tool_call", "name": "patch", "input": "*** Begin"},
-        ),
-        (
-            "mcp__clock__now",
-            "{}",
-            {"type": "function_call", "namespace": "mcp__clock", "name": "now", "arguments": "{}"},
-        ),
-    ):
-        _, delta, done, last = reply._call("call_1", name, arguments)
-        assert expected.items() <= last["item"].items() and last["item"]["call_id"] == "call_1"
-        kind = (
-            expected["type"]
-            .replace("function_call", "function_call_arguments")
-            .replace("custom_tool_call", "custom_tool_call_input")
-        )
-        assert (delta["type"], done["type"]) == (f"response.{kind}.delta", f"response.{kind}.done")
-        # sent back, the call is the same
-        [message] = items_of(last["item"])
-        assert message["tool_calls"][0]["function"]["name"] == name

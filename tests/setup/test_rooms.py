@@ -32,6 +32,8 @@ for name in sys.argv[2:]:
 WITHOUT_LLAMA = [
     "edit",
     "grammar",
+    "images",
+    "protocols",
     "sampling",
     "speculative",
     "text",
@@ -69,6 +71,13 @@ def test_words_and_rounds_load_without_llama_cpp():
     names = [one for one in files if one.partition(".")[0] in WITHOUT_LLAMA]
     assert len(names) > 30
     child = load_without("llama_cpp", names)
+    assert child.returncode == 0, child.stderr
+
+
+def test_dialects_load_without_a_server():
+    names = [name.partition(".")[2] for name in _rooms.modules() if ".protocols" in name]
+    assert len(names) > 10
+    child = load_without("llama_cpp,starlette,uvicorn,asyncio", names)
     assert child.returncode == 0, child.stderr
 
 

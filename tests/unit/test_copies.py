@@ -19,7 +19,7 @@ from gguf_spec import AsyncLLM, Sampling, Speculation, errors
 from gguf_spec.cli.command import UnknownNameError
 from gguf_spec.cli.config import ConfigFileError
 from gguf_spec.errors import Option, Text
-from gguf_spec.server.errors import ApiError
+from gguf_spec.protocols.errors import ApiError
 from gguf_spec.tools.grammar import ToolSchemaError
 from tests.unit.test_error_texts import example
 

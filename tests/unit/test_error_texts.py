@@ -19,7 +19,7 @@ from gguf_spec.cli import cli
 from gguf_spec.cli.error_text import PARAMETERS, option_name
 from gguf_spec.cli.error_text import name as typed_name
 from gguf_spec.errors import Option, Pull, Text, in_python, written
-from gguf_spec.server.errors import ApiError, as_refusal
+from gguf_spec.protocols.errors import ApiError, as_refusal
 from gguf_spec.server.settings import Settings
 from gguf_spec_compat.llama import named_as_there
 

@@ -111,10 +111,10 @@ def test_every_package_lists_its_public_names(name):
 NOT_PUBLIC = {
     "gguf-spec-compat": {
         "arrays", "errors", "gguf.validation", "gguf.vocabulary", "llama.bindings", "llama.context", "llama.memory", "llama.options",
-        "llama.own_kernels", "llama.sequence", "registry", "registry.resolve", "runtime.embedding", "sampling.chain",
-        "speculative.drafters", "speculative.drafters.model", "speculative.pair_statistics", "speculative.vocabularies", "system.process",
+        "llama.own_kernels", "llama.sequence", "registry", "registry.resolve", "sampling.chain",
+        "speculative.drafters", "speculative.drafters.model", "speculative.pair_statistics", "speculative.vocabularies", "system.process", "text.encoding",
     },
-    "gguf-spec-ray": {"server.errors", "server.replies", "server.requests"},
+    "gguf-spec-ray": {"protocols.bodies", "protocols.errors", "protocols.replies", "server.streams", "server.uploads"},
     "gguf-spec-trim": {"gguf.header", "gguf.validation", "gguf.vocabulary", "gguf.writing", "llama.weights", "results", "system.files"},
     "gguf-spec-workers": {
         "errors", "llama.backend", "llama.bindings", "llama.devices", "llama.log", "llama.native", "llama.options", "system",

@@ -6,8 +6,8 @@ import pytest
 import gguf_spec
 from gguf_spec.llama import samplers
 from gguf_spec.llama.bindings import C
-from gguf_spec.options import Sampling
-from gguf_spec.sampling.chain import InfillSampling, Sampler
+from gguf_spec.options import InfillSampling, Sampling
+from gguf_spec.sampling.chain import Sampler
 from gguf_spec.sampling.filters import make_filters
 from gguf_spec.sampling.infill import Infill
 from gguf_spec.sampling.rng import SeededRng

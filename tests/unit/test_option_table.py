@@ -11,9 +11,9 @@ from gguf_spec.cli import cli
 from gguf_spec.cli.options import to_sampling, to_speculation
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import LOADING, PARAMETERS, SAMPLING, SPECULATION, Sampling, Speculation
-from gguf_spec.server.errors import ApiError
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.openai import read_chat, read_text
 from gguf_spec.server.openapi import describe
-from gguf_spec.server.requests import read_chat, read_text
 
 OWNERS = {Sampling: SAMPLING, Speculation: SPECULATION}
 TABLE = [(owner, name, rule) for owner, rules in OWNERS.items() for name, rule in rules.items()]

@@ -47,9 +47,9 @@ from gguf_spec.llama.options import KV_TYPES
 from gguf_spec.options import POOLING, SAMPLING
 from gguf_spec.registry import download, hub
 from gguf_spec.registry.resolve import Part, resolve, split_names
-from gguf_spec.runtime.embedding import encode_texts
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.system.process import OfOneProcess
+from gguf_spec.text.encoding import encode_texts
 from gguf_spec.tools import ToolDeltas, ToolUse, family_of, reads_tools, whole_answer
 
 Dict = dict[str, Any]

@@ -20,11 +20,23 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
+from gguf_spec.protocols.bodies import parse
+from gguf_spec.protocols.errors import SHUTTING_DOWN, ApiError
+from gguf_spec.protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
 from gguf_spec.server import Settings
-from gguf_spec.server.errors import SHUTTING_DOWN, ApiError
-from gguf_spec.server.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, refused
-from gguf_spec.server.requests import SEEDED, BodyReader, parse
+from gguf_spec.server.streams import refused
+from gguf_spec.server.uploads import BodyReader
 
+# Routes whose requests have a seed.
+SEEDED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/infill",
+    "/completion",
+    "/v1/edit",
+)
 # Headers about a body that the ingress has read, and may have changed.
 _OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")
 

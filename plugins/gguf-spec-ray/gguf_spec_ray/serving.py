@@ -80,7 +80,7 @@ class IngressDeployment:
         from ray import exceptions
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-        from gguf_spec.server.errors import ApiError
+        from gguf_spec.protocols.errors import ApiError
 
         from .ingress import AttemptLostError
 

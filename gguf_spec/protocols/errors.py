@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
 import traceback
-from collections.abc import Awaitable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from ..errors import (
     ClosedError,
@@ -37,7 +36,6 @@ from ..errors import (
 )
 from ..options import SAMPLING, SPECULATION
 
-T = TypeVar("T")
 LOG = logging.getLogger("gguf_spec.server")
 SHUTTING_DOWN = "shutting_down"  # error code of answers that the shutdown ended
 _INDEX = re.compile(r"\[\d+\]")  # of an array, in the name of a field
@@ -105,15 +103,6 @@ def too_slow(seconds: float, status: int = 503) -> ApiError:
     """Return the error for a request that has no partial answer and ran out of time."""
     fact = f"The request took longer than {seconds:g} s, the time limit of this server: "
     return ApiError(f"{fact}gguf-spec serve --timeout sets it.", None, "timeout", status)
-
-
-async def in_time(work: Awaitable[T], seconds: float | None) -> T:
-    """Return the result of some work; `too_slow` where it takes longer than the time limit."""
-    try:
-        return await asyncio.wait_for(work, seconds)
-    except asyncio.TimeoutError:
-        assert seconds is not None
-        raise too_slow(seconds) from None
 
 
 def not_loaded(model: str, error: Exception) -> ApiError:
@@ -231,37 +220,6 @@ def _message_of(error: GgufSpecError, names: Mapping[str, str]) -> str:
     return message if len(message) <= 600 else f"{message[:300]} [...] {message[-290:]}"
 
 
-# ---- formats
-
-
-# Error code after which clients of Anthropic send whole conversations.
-NO_THREADS = "thread_unsupported_request"
-# HTTP status -> error type of Anthropic.
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-
 def openai_error(refusal: ApiError) -> dict[str, Any]:
+    """Return the form of an error at OpenAI, and on all paths without a form of their own."""
     return {"error": refusal.error}
-
-
-def anthropic_error(refusal: ApiError) -> dict[str, Any]:
-    other = "api_error" if refusal.status >= 500 else "invalid_request_error"
-    kind, code = _ANTHROPIC_TYPES.get(refusal.status, other), refusal.error["code"]
-    error = {"type": kind, "message": refusal.error["message"]}
-    if long := refusal.too_long:
-        error["message"] = f"prompt is too long: {long.n_prompt} tokens > {long.n_ctx} maximum"
-    if code == NO_THREADS:
-        error["details"] = {"error_code": code, "unsupported": [refusal.error["param"]]}
-    return {"type": "error", "error": error}
-
-
-def ollama_error(refusal: ApiError) -> dict[str, Any]:
-    return {"error": refusal.error["message"]}

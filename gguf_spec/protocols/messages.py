@@ -1,4 +1,4 @@
-"""The Messages API of Anthropic: bodies become those of a chat, and answers messages and events."""
+"""Anthropic's dialect, the Messages API: bodies become chats, and answers messages and events."""
 
 from __future__ import annotations
 
@@ -6,32 +6,60 @@ import base64
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from starlette.requests import Request
-from starlette.routing import Route
-
-from ..errors import ClosedError
 from ..options import Speculation
 from ..results import Part
 from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
-from . import requests as chat
+from . import bodies
 from . import schema as s
-from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal
+from .bodies import Body
+from .errors import ApiError
 from .events import ChoiceEnded, Started
 from .fields import note
-from .model_routes import COUNTED_MAX, piece_of
+from .model import Message
 from .replies import PartsReply, finish_reason, usage
-from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
+from .request import REASONING, CompletionRequest, ReasoningFields, Show
 from .schema import Fields, Shape
 
-if TYPE_CHECKING:
-    from ..runtime.llm import LLM
-    from .model_routes import ModelRoutes
+
+@dataclass(frozen=True)
+class MessageShow(Show):
+    """What a message shows: whether it names the edits of the conversation; none is made."""
+
+    edits: bool
+
+
+# ---- errors
+
+
+# Error code after which clients of Anthropic send whole conversations.
+NO_THREADS = "thread_unsupported_request"
+# HTTP status -> error type.
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(refusal: ApiError) -> dict[str, Any]:
+    other = "api_error" if refusal.status >= 500 else "invalid_request_error"
+    kind, code = _ERROR_TYPES.get(refusal.status, other), refusal.error["code"]
+    error = {"type": kind, "message": refusal.error["message"]}
+    if long := refusal.too_long:
+        error["message"] = f"prompt is too long: {long.n_prompt} tokens > {long.n_ctx} maximum"
+    if code == NO_THREADS:
+        error["details"] = {"error_code": code, "unsupported": [refusal.error["param"]]}
+    return {"type": "error", "error": error}
+
 
 # ---- bodies
 
@@ -55,7 +83,7 @@ _MARK = s.unread({"type": "object"})
 _OBJECT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
 _TEXT = _block("text", {"text": s.TEXT})
 _BASE64 = s.obj(
-    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": chat.IMAGE_DATA},
+    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": bodies.IMAGE_DATA},
     ignored=_IGNORED,
 )
 _SOURCE = s.tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
@@ -111,11 +139,11 @@ _SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks."
 _TEXTS = s.text_or(_SOME_TEXTS.to(lambda blocks: "".join(block["text"] for block in blocks)))
 _FOUND_BLOCK = _block("search_result", {"title": s.TEXT, "source": s.TEXT, "content": _TEXTS})
 _FOUND = Shape(_FOUND_BLOCK.schema, _read_found)
-_RESULT_BLOCKS = chat.of_result(_blocks(_TEXT, _IMAGE, _DOCUMENT, _REFERENCE, _FOUND))
+_RESULT_BLOCKS = bodies.of_result(_blocks(_TEXT, _IMAGE, _DOCUMENT, _REFERENCE, _FOUND))
 _RESULTS = s.text_or(s.array(_RESULT_BLOCKS, "must be a string or an array of blocks."))
 _RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _RESULTS, "is_error?": s.FLAG})
 _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
-_CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OBJECT})
+_CALL = _block("tool_use", {"id": s.ID, "name": bodies.FUNCTION_NAME, "input": _OBJECT})
 
 
 def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
@@ -125,7 +153,7 @@ def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
     return s.obj({"role": role, "content": s.text_or(kept)}, ignored=("id", "type", *_IGNORED))
 
 
-_MESSAGES = chat.conversation(
+_MESSAGES = bodies.conversation(
     {
         "user": _message("user", 1, (_TEXT, _IMAGE, _RESULT, _DOCUMENT, _FOUND)),
         "assistant": _message("assistant", 0, (_TEXT, _THOUGHT, _CALL)),
@@ -133,7 +161,7 @@ _MESSAGES = chat.conversation(
     }
 )
 _TOOL = s.obj(
-    {name: one for name, one in chat.FUNCTION_FIELDS.items() if name != "parameters?"}
+    {name: one for name, one in bodies.FUNCTION_FIELDS.items() if name != "parameters?"}
     | {"input_schema": s.JSON_SCHEMA, "defer_loading?": s.FLAG},
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
@@ -164,7 +192,7 @@ _PROMPT_FIELDS: dict[str, Shape] = {
     "system": _TEXTS,
     "tools": Shape(
         s.array_of(_TOOL),
-        lambda value, at: [_TOOL.read(*one) for one in chat.own(value, at, ("custom", None))],
+        lambda value, at: [_TOOL.read(*one) for one in bodies.own(value, at, ("custom", None))],
     ),
     "tool_choice": s.tagged(
         "type",
@@ -183,13 +211,13 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         "invalid_value",
         at_key=False,
     ),
-    "output_config": s.obj({"effort?": chat.EFFORT, "format?": _FORMAT}),
-    "chat_template_kwargs": chat.TEMPLATE_KWARGS,
+    "output_config": s.obj({"effort?": bodies.EFFORT, "format?": _FORMAT}),
+    "chat_template_kwargs": bodies.TEMPLATE_KWARGS,
 }
 PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
-_SHARED = {name: one for name, one in chat.SHARED.items() if name != "stop"}
+_SHARED = {name: one for name, one in bodies.SHARED.items() if name != "stop"}
 BODY = Body(
-    "messages", _SHARED | {"stop_sequences": chat.STOP_SEQUENCES} | _PROMPT_FIELDS, "messages"
+    "messages", _SHARED | {"stop_sequences": bodies.STOP_SEQUENCES} | _PROMPT_FIELDS, "messages"
 )
 # Name of an option or of a field of the chat route -> field here.
 _NAMES = {
@@ -234,12 +262,18 @@ def read_request(
         del names["think_budget"]
     fields = {
         "stop": data.get("stop_sequences", ()),
-        "tools": _tools(data),
-        "reasoning": ReasoningFields(effort, kwargs, think, budget),
         "json_schema": config.get("format", {}).get("schema"),
     }
-    request = chat.request_of(data | fields, (messages,), default, most, names)
-    return replace(request, more=edits)
+    request = bodies.request_of(
+        data | fields,
+        default,
+        most,
+        names,
+        messages=messages,
+        tools=_tools(data),
+        reasoning=ReasoningFields(effort, kwargs, think, budget),
+    )
+    return replace(request, show=MessageShow(edits))
 
 
 def _resolve(messages: list[dict[str, Any]], tools: Mapping[str, dict[str, Any]]) -> set[str]:
@@ -266,11 +300,11 @@ def _resolve(messages: list[dict[str, Any]], tools: Mapping[str, dict[str, Any]]
 def _tools(data: dict[str, Any]) -> ToolUse:
     choice = data.get("tool_choice", {"type": "auto"})
     functions = [one | {"parameters": one["input_schema"]} for one in data.get("tools", [])]
-    names, only = chat.check_different(functions), None
+    names, only = bodies.check_different(functions), None
     if choice["type"] == "tool":
-        only = chat.given_name(choice.get("name"), names, "tool_choice.name")
+        only = bodies.given_name(choice.get("name"), names, "tool_choice.name")
     parallel = not choice.get("disable_parallel_tool_use")
-    return chat.tool_use(functions, _CHOICES[choice["type"]], only, parallel)
+    return bodies.tool_use(functions, _CHOICES[choice["type"]], only, parallel)
 
 
 def _converted(message: dict[str, Any]) -> list[Message]:
@@ -295,7 +329,7 @@ def _converted(message: dict[str, Any]) -> list[Message]:
         read[-1]["content"].append(_part(block))
     for one in read:
         if isinstance(one["content"], list):
-            one["content"] = chat.content_of(one["content"])
+            one["content"] = bodies.content_of(one["content"])
     return read
 
 
@@ -310,47 +344,12 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
         if block["type"] == "text":
             read["content"] += block["text"]
         elif block["type"] == "thinking":
-            read[chat.REASONING] = read.get(chat.REASONING, "") + block["thinking"]
+            read[REASONING] = read.get(REASONING, "") + block["thinking"]
         else:
             function = {"name": block["name"], "arguments": block["input"]}
             call = {"id": block["id"], "type": "function", "function": function}
             read.setdefault("tool_calls", []).append(call)
     return read
-
-
-def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    async def answer(read: Callable[..., CompletionRequest], shows: bool, request: Request) -> Any:
-        model, parsed = await bodies.read(
-            request, lambda data: (data.get("model"), read(data, Speculation(), None))
-        )
-
-        def look(llm: LLM) -> dict[str, Any]:
-            options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
-            options |= {"most": max(llm.n_ctx, COUNTED_MAX), "prefill": parsed.prefill}
-            try:
-                messages = chat.seen(parsed.prompts[0], llm)
-                ids = llm.tokenize(messages, **options)
-                if not shows:
-                    return {"input_tokens": len(ids)}
-                starts = ids[:1] == [llm.vocabulary.special_tokens["bos"]]  # each prompt gets it
-                text = b"".join(piece_of(llm, one) for one in ids[starts:])
-                return {"prompt": text.decode("utf-8", "replace")}
-            except ClosedError:
-                raise
-            except Exception as error:
-                raise as_refusal(error, parsed.names) from None
-
-        return await models.look(model, look)
-
-    counted = partial(read_request, described=PROMPT)
-    return [
-        Route(path, partial(answer, read, shows), methods=["POST"])
-        for path, read, shows in (
-            ("/v1/messages/count_tokens", counted, False),
-            ("/v1/chat/completions/input_tokens", chat.read_chat, False),
-            ("/apply-template", chat.read_chat, True),
-        )
-    ]
 
 
 # ---- answers
@@ -382,7 +381,7 @@ class MessageReply(PartsReply):
             "stop_sequence": None,
             "usage": _counts(started.n_prompt, 0, 0),
         }
-        if request.more:  # nothing is removed
+        if request.shown(MessageShow).edits:  # nothing is removed
             self.response["context_management"] = {"applied_edits": []}
 
     def first(self) -> list[dict[str, Any]]:

@@ -1,29 +1,19 @@
-"""llama-server's own routes: `/completion`, and `/infill`, the text between two others."""
+"""llama-server's own dialect: `/completion`, and `/infill`, the text between two others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..options import SAMPLING, Sampling, Speculation
-from ..sampling.chain import InfillSampling
-from ..sampling.infill import MOST
+from ..options import INFILL_MAX, SAMPLING, InfillSampling, Sampling, Speculation
 from . import schema as s
+from .bodies import CHOICES_MAX, FORMATS, SHARED, Body, prompts, request_of, schema_in
 from .errors import invalid_value
 from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
-from .replies import DATA_EVENTS, Reply, finish_reason, prompt_progress, timings
-from .requests import (
-    CHOICES_MAX,
-    FORMATS,
-    MIXED_PROMPTS,
-    SHARED,
-    Body,
-    CompletionRequest,
-    request_of,
-    schema_in,
-)
+from .replies import DATA_EVENTS, Reply, Whole, finish_reason, prompt_progress, timings
+from .request import CompletionRequest, Show, Text
 
 # Samplers in the order of the chain, with the values of options that switch them off.
 SAMPLERS: dict[str, dict[str, float]] = {
@@ -58,7 +48,7 @@ _NATIVE |= {
     "response_fields": s.array(s.TEXT, "must be an array of names."),
     "return_tokens": s.FLAG,
 }
-COMPLETION = Body("text", _NATIVE | {"prompt": MIXED_PROMPTS}, "prompt")
+COMPLETION = Body("text", _NATIVE | {"prompt": prompts(mixed=True)}, "prompt")
 INFILL = Body(
     "text",
     _NATIVE
@@ -71,6 +61,19 @@ INFILL = Body(
     "input_prefix",
 )
 INFILL_EVENTS = DATA_EVENTS._replace(end=b"")
+
+
+@dataclass(frozen=True)
+class NativeShow(Show):
+    """What an answer shows.
+
+    Attributes:
+        paths: Paths of the fields of the last object that are sent; empty for all.
+        tokens: Whether a whole answer has the ids of its tokens.
+    """
+
+    paths: tuple[str, ...]
+    tokens: bool
 
 
 def read_completion(
@@ -93,7 +96,7 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
 
 def _native(
     data: dict[str, Any],
-    prompts: tuple[Any, ...],
+    texts: tuple[Text, ...],
     default: Speculation,
     most: int | None,
     names: dict[str, str],
@@ -105,17 +108,17 @@ def _native(
             data |= SAMPLERS[name]
     names = {"json_schema": "response_format"} | names
     data["json_schema"] = schema_in(data, names)
-    request = request_of(data, prompts, default, most, names)
+    request = request_of(data, default, most, names, texts=texts)
     if samplers and "infill" in samplers:
         request = replace(request, sampling=_infilling(request.sampling, samplers))
-    more = tuple(data.get("response_fields", ())), data.get("return_tokens", False)
-    return replace(request, more=more)
+    paths = tuple(data.get("response_fields", ()))
+    return replace(request, show=NativeShow(paths, data.get("return_tokens", False)))
 
 
 def _infilling(sampling: Sampling, samplers: Collection[str]) -> InfillSampling:
-    if "temperature" in samplers or not 1 <= sampling.top_k <= MOST:
-        fact = f"with infill must be without temperature, and requires a top_k from 1 to {MOST}."
-        raise invalid_value("samplers", fact)
+    if "temperature" in samplers or not 1 <= sampling.top_k <= INFILL_MAX:
+        needs = f"requires a top_k from 1 to {INFILL_MAX}."
+        raise invalid_value("samplers", f"with infill must be without temperature, and {needs}")
     return InfillSampling(**vars(sampling))
 
 
@@ -132,19 +135,15 @@ def _nested(answer: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 
 class InfillReply(Reply):
-    """Reply of llama-server's own routes.
-
-    `more` of the request has the paths of the fields of the last object that are sent, empty for
-    all, and whether a whole answer has the ids of its tokens.
-    """
+    """Reply of llama-server's own routes."""
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         self._asked, self._started = request, started
-        self._paths, self._has_tokens = request.more
+        self._show = request.shown(NativeShow)
         self._texts, self._last = [""] * request.n_choices, dict[int, dict[str, Any]]()
         self._probabilities: dict[int, list[TokenInfo]] = {}
 
-    def complete(self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]) -> Any:
+    def complete(self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]) -> Whole:
         """Return the last object of each choice: one object, or an array of several."""
         for one in chunks:
             self.chunk(one)
@@ -175,11 +174,11 @@ class InfillReply(Reply):
         is_full = finish_reason(result.finish_reason, ended.why) == "length"
         stop_type = "limit" if is_full else "eos" if result.stop_string is None else "word"
         is_stream, index = self._asked.stream, ended.index
-        prompt = self._asked.prompts[index // self._asked.n]
+        prompt = self._asked.texts[index // self._asked.n]
         answer = {
             "index": index,
             "content": "" if is_stream else self._texts[index],
-            "tokens": [*result.tokens] if self._has_tokens and not is_stream else [],
+            "tokens": [*result.tokens] if self._show.tokens and not is_stream else [],
             "stop": True,
             "stop_type": stop_type,
             "stopping_word": (result.stop_string if stop_type == "word" else None) or "",
@@ -199,7 +198,8 @@ class InfillReply(Reply):
             # Made when they are written: all at once they would need much memory.
             some = self._probabilities[index]
             answer["completion_probabilities"] = (one.to_dict(True) for one in some)
-        self._last[index] = _nested(answer, self._paths) if self._paths else answer
+        paths = self._show.paths
+        self._last[index] = _nested(answer, paths) if paths else answer
         return [self._last[index]]
 
 

@@ -1,11 +1,10 @@
-"""The Responses API: bodies as those of a chat, stored responses with their routes, and answers.
+"""OpenAI's Responses API: bodies become chats, and answers responses and their events.
 
 An item of the input is read as an item with all its fields, as a stored response repeats it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import copy
@@ -13,43 +12,62 @@ import itertools
 import json
 import re
 import secrets
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple
-
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from typing import Any, Protocol
 
 from ..options import Speculation
 from ..results import Completion, Part, Stats
 from ..tools.families import ToolUse
-from . import requests as chat
+from . import bodies
 from . import schema as s
+from .bodies import Body
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
 from .fields import OTHER_FIELDS, note, same
-from .replies import (
-    FINGERPRINT,
-    JsonAnswer,
-    PartsReply,
-    finish_reason,
-    json_parts,
-    prompt_progress,
-    timings,
-    usage,
-)
-from .requests import Body, CompletionRequest, Message, ReasoningFields
+from .model import Message
+from .replies import FINGERPRINT, PartsReply, finish_reason, prompt_progress, timings, usage
+from .request import REASONING, CompletionRequest, ReasoningFields, Show
 from .schema import Fields, Shape
 
 Item = dict[str, Any]
 # Returns the item of a stored response with an id, or None.
 FindItem = Callable[[str], Item | None]
+
+_ITEM_BYTES = 1024  # of one item of a conversation, about
+
+
+class Store(Protocol):
+    """Earlier responses, to which a body may refer, and where an answer is kept."""
+
+    def conversation(self, id_: str, param: str) -> list[Item]:
+        """Return the items of a response and of its input; `ApiError` if it is not kept."""
+
+    def finder(self) -> FindItem:
+        """Return a function that looks up items by their ids."""
+
+    def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
+        """Keep a response with the items of its input."""
+
+
+@dataclass(frozen=True)
+class ResponseShow(Show):
+    """What a response shows.
+
+    Attributes:
+        fields: Fields of the body that it repeats.
+        items: All items of the input, those of earlier responses included.
+        store: Where it is kept; None for nowhere.
+        calls: Name of a tool here -> what the item of its call has: its type, and its own name.
+    """
+
+    fields: dict[str, Any]
+    items: list[Item]
+    store: Store | None
+    calls: dict[str, dict[str, Any]]
+
 
 # ---- files with text
 
@@ -129,7 +147,7 @@ def _with_text(text: str, kind: str) -> dict[str, Any]:
 _IMAGE = s.obj(
     {
         "type": "input_image",
-        "image_url": Shape(s.TEXT.schema, chat.IMAGE_URL.read),
+        "image_url": Shape(s.TEXT.schema, bodies.IMAGE_URL.read),
         "detail?": s.unread(s.TEXT.schema),
     },
     ignored=_IGNORED,
@@ -156,7 +174,7 @@ def _content(kind: str, *, is_result: bool = False) -> Shape:
         parts["input_file"] = _FILE.as_given().to(lambda part: file | part)
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
     part = s.tagged("type", parts, fact)
-    part = chat.of_result(part, ("input_text", *_TEXT_PARTS)) if is_result else part
+    part = bodies.of_result(part, ("input_text", *_TEXT_PARTS)) if is_result else part
     some = s.array(part, "must be a string, or an array of parts.")
     as_part = s.TEXT.to(lambda text: [_with_text(text, kind)])
     return s.text_or(some, s.TEXT if is_result else as_part)
@@ -206,7 +224,7 @@ _MESSAGES = {
     for role, content in _CONTENTS.items()
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
-_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
+_CALL = {"call_id": s.ID, "name": bodies.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
 _RESULT = {"call_id": s.ID, "output": _content("input_text", is_result=True)}
 _OF_TOOLS: dict[str, tuple[str, Fields]] = {  # prefix of the ids, fields
     "function_call": ("fc", _CALL | {"arguments": s.TEXT}),
@@ -309,11 +327,11 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
             if not text:
                 continue
             turn = _turn(messages, "content", "tool_calls")
-            turn[chat.REASONING] = turn.get(chat.REASONING, "") + text
+            turn[REASONING] = turn.get(REASONING, "") + text
         elif kind in ("function_call", "custom_tool_call"):
             arguments: Any = {"input": item.get("input")}
             if kind == "function_call":
-                arguments = chat.read_arguments(item["arguments"], "arguments")
+                arguments = bodies.read_arguments(item["arguments"], "arguments")
             function = {"name": _joined_name(item), "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
@@ -358,126 +376,11 @@ def _with_images(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
     for is_image, some in groupby(parts, lambda part: part["type"] == "input_image"):
         if is_image:
             urls = [part["image_url"] for part in some]
-            images = [chat.IMAGE_URL.read(url, "input") for url in urls]
+            images = [bodies.IMAGE_URL.read(url, "input") for url in urls]
             found += [{"type": "image_url", "image_url": image} for image in images]
         else:
             found.append({"type": "text", "text": text_of([*some])})
-    return chat.content_of(found)
-
-
-# ---- stored responses
-
-
-class StoredResponse(NamedTuple):
-    """A response object, all items of its input, and the size of both as JSON in bytes."""
-
-    response: dict[str, Any]
-    items: Sequence[Item]
-    n_bytes: int
-
-    @property
-    def conversation(self) -> list[Item]:
-        """The items of its input and of its output."""
-        return [*self.items, *self.response["output"]]
-
-
-class ResponseStore:
-    """Responses by id, the last ones used. Calls of several threads take turns.
-
-    `most_bytes` is the size of all responses with their items, as JSON. The error for an id that is
-    not there, or not any more, names the field `param`.
-    """
-
-    def __init__(self, most: int = 1000, most_bytes: int = 64 << 20) -> None:
-        self._most, self._most_bytes = most, most_bytes
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._n_bytes = 0
-        self._lock = threading.RLock()
-
-    def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
-        """Store a response; one that is larger than the store is not kept."""
-        n_bytes = sum(map(len, json_parts([response, items], json.dumps)))
-        if n_bytes > self._most_bytes:
-            return
-        with self._lock:
-            self._stored[response["id"]] = StoredResponse(response, items, n_bytes)
-            self._n_bytes += n_bytes
-            while len(self._stored) > self._most or self._n_bytes > self._most_bytes:
-                self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
-
-    def get(self, id_: str, param: str) -> StoredResponse:
-        """Return a response and mark it as used."""
-        with self._lock:
-            if id_ not in self._stored:
-                raise ApiError(
-                    f"There is no response {id_[:100]!r}: the last {self._most} responses that "
-                    "were used are kept in memory until the server ends, and none that was sent "
-                    "with store: false. Send the whole conversation as input.",
-                    param,
-                    "response_not_found",
-                    404,
-                )
-            self._stored.move_to_end(id_)
-            return self._stored[id_]
-
-    def remove(self, id_: str, param: str) -> None:
-        with self._lock:
-            self.get(id_, param)
-            self._n_bytes -= self._stored.pop(id_).n_bytes
-
-    def finder(self) -> FindItem:
-        """Return a function that looks up items of the stored responses by their ids."""
-
-        @cache
-        def items() -> dict[str, Item]:
-            with self._lock:
-                kept = [*self._stored.values()]
-            return {item["id"]: item for stored in kept for item in stored.conversation}
-
-        return lambda id_: items().get(id_)
-
-
-_MOST_ITEMS = 100  # of one page of a list
-_ITEM_BYTES = 1024  # of one item of a conversation, about
-
-
-def response_routes(store: ResponseStore) -> list[Route]:
-    async def get(request: Request) -> Response:
-        if request.query_params.get("stream", "false") != "false":
-            raise invalid_value("stream", "must be false: a stored response is sent whole.")
-        stored = store.get(request.path_params["id"], "id")
-        return await asyncio.to_thread(JsonAnswer, stored.response)
-
-    async def delete(request: Request) -> Response:
-        id_ = request.path_params["id"]
-        store.remove(id_, "id")
-        return JSONResponse({"id": id_, "object": "response", "deleted": True})
-
-    async def list_items(request: Request) -> Response:
-        query = request.query_params
-        items = list(store.get(request.path_params["id"], "id").items)
-        order, limit = query.get("order", "desc"), query.get("limit", "20")
-        if order not in ("asc", "desc"):
-            raise invalid_value("order", "must be asc or desc.")
-        if limit not in map(str, range(1, _MOST_ITEMS + 1)):
-            raise invalid_value("limit", f"must be a whole number from 1 to {_MOST_ITEMS}.")
-        items = items if order == "asc" else items[::-1]
-        ids = [item["id"] for item in items]
-        if after := query.get("after"):
-            if after not in ids:
-                raise invalid_value("after", "must be the id of an item of the list.")
-            items = items[ids.index(after) + 1 :]
-        page = items[: int(limit)]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        answer = {"object": "list", "data": page, "first_id": first, "last_id": last}
-        return await asyncio.to_thread(JsonAnswer, answer | {"has_more": len(page) < len(items)})
-
-    path = "/v1/responses/{id}"
-    return [
-        Route(path, get, methods=["GET"]),
-        Route(path, delete, methods=["DELETE"]),
-        Route(f"{path}/input_items", list_items, methods=["GET"]),
-    ]
+    return bodies.content_of(found)
 
 
 # ---- body
@@ -519,7 +422,7 @@ _METADATA = s.checked(
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
 _EMPTY = {"type": "function", "name": "", "description": None, "parameters": None, "strict": False}
-_NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
+_NAMED: dict[str, Any] = {"type": "function", "name": bodies.FUNCTION_NAME}
 _TOOL = s.obj(_NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG})
 _CUSTOM = s.obj(_NAMED | {"type": "custom", "description?": s.TEXT, "format?": {"type": "object"}})
 _TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -531,7 +434,7 @@ def _read_tools(value: Any, at: str) -> list[dict[str, Any]]:
     A custom tool is a function with one text. The functions of a namespace have joined names.
     """
     found = []
-    for tool, place in chat.own(value, at, ("function", "custom", "namespace")):
+    for tool, place in bodies.own(value, at, ("function", "custom", "namespace")):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "namespace":
             space = s.TEXT.read(tool.get("name"), f"{place}.name")
@@ -557,7 +460,7 @@ def _read_tools(value: Any, at: str) -> list[dict[str, Any]]:
 _NAMES_OF_TOOLS = s.array_of(s.object_of(_NAMED), least=1)
 _MODE = {"enum": ["auto", "required"]}
 _ALLOWED = s.object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
-_CHOICES = [{"enum": [*chat.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
+_CHOICES = [{"enum": [*bodies.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
 
 
 def _included(value: Any, at: str) -> Any:
@@ -573,34 +476,36 @@ def _read_format(form: Any, _: str) -> Any:
         inner = {name: value for name, value in form.items() if name != "type"}
         as_chat = {"type": "json_schema", "json_schema": inner}
     try:
-        return form, chat.schema_of(as_chat, "text.format")
+        return form, bodies.schema_of(as_chat, "text.format")
     except ApiError as error:
         message = error.error["message"].partition(" ")[2]
         raise invalid_value("text.format", message) from None
 
 
-_FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
+_FORM = {
+    "anyOf": [bodies.PLAIN_FORMAT, s.object_of({"type": "json_schema", **bodies.NAMED_SCHEMA})]
+}
 BODY = Body(
     "responses",
-    chat.SHARED
-    | chat.EVENT_FIELDS
+    bodies.SHARED
+    | bodies.EVENT_FIELDS
     | {
         "input": s.given({"anyOf": [s.TEXT.schema, s.array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
         "instructions": s.TEXT,
-        "max_output_tokens": chat.SHARED["max_tokens"],
+        "max_output_tokens": bodies.SHARED["max_tokens"],
         "metadata": _METADATA,
         "store": s.FLAG,
         "previous_response_id": s.TEXT,
         "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
         "include": s.array(Shape({"enum": [*_INCLUDED]}, _included), "must be an array."),
-        "top_logprobs": chat.LOGPROBS,
+        "top_logprobs": bodies.LOGPROBS,
         "stream_options": s.obj({"include_obfuscation?": s.unread(s.FLAG.schema)}),
         "tools": Shape(s.array_of(_TOOL), _read_tools),
         "tool_choice": s.given({"anyOf": _CHOICES}),
         "parallel_tool_calls": s.FLAG,
         "reasoning": s.obj(
             {
-                "effort?": chat.EFFORT,
+                "effort?": bodies.EFFORT,
                 "summary?": s.one_of(_SUMMARIES),
                 "generate_summary?": s.one_of(_SUMMARIES).hidden,
             },
@@ -611,25 +516,21 @@ BODY = Body(
                 "verbosity?": Shape(s.TEXT.schema, OTHER_FIELDS["verbosity"].take),
             }
         ),
-        "chat_template_kwargs": chat.TEMPLATE_KWARGS,
+        "chat_template_kwargs": bodies.TEMPLATE_KWARGS,
     },
     "input",
 )
 
 
 def read_response(
-    data: dict[str, Any], default: Speculation, most: int | None, store: ResponseStore
+    data: dict[str, Any], default: Speculation, most: int | None, store: Store
 ) -> CompletionRequest:
-    """Convert the body of a request; `store` has what it refers to.
-
-    Its `more` has the fields that the answer repeats, all items of the input, those of earlier
-    responses included, and the store of the response, or None.
-    """
+    """Convert the body of a request; `store` has what it refers to."""
     given_tools = data.get("tools") or []
     data, names = BODY.read(data)
     _read_limit(data, names)
     instructions, previous = data.get("instructions"), data.get("previous_response_id")
-    before = store.get(previous, "previous_response_id").conversation if previous else []
+    before = store.conversation(previous, "previous_response_id") if previous else []
     items = [*before, *read_input(data["input"], store.finder())]
     tools = data.get("tools", [])
     form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
@@ -640,17 +541,19 @@ def read_response(
     top, truncation = data.get("top_logprobs", 0), data.get("truncation", "disabled")
     wants = top or TOKEN_LOGPROBS in data.get("include", [])
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
-    messages = messages_of(instructions, items)
-    fields = {
-        "tools": _chosen(tools, data),
-        "reasoning": reasoning,
-        "json_schema": schema,
-        "logprobs": top if wants else None,
-    }
+    fields = {"json_schema": schema, "logprobs": top if wants else None}
     names = _NAMES | {"think": of_think} | names
-    request = chat.request_of(data | fields, (messages,), default, most, names)
+    request = bodies.request_of(
+        data | fields,
+        default,
+        most,
+        names,
+        messages=messages_of(instructions, items),
+        tools=_chosen(tools, data),
+        reasoning=reasoning,
+    )
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
-    echo = {
+    repeated = {
         "instructions": instructions,
         "max_output_tokens": request.sampling.max_tokens,
         "metadata": data.get("metadata", {}),
@@ -667,8 +570,8 @@ def read_response(
         "truncation": truncation,
     }
     calls = {one["name"]: one["call"] for one in tools}
-    more = echo, items, store if echo["store"] else None, calls
-    return replace(request, drops_oldest=truncation == "auto", more=more)
+    show = ResponseShow(repeated, items, store if repeated["store"] else None, calls)
+    return replace(request, drops_oldest=truncation == "auto", show=show)
 
 
 def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
@@ -688,15 +591,15 @@ def _chosen_name(choice: dict[str, Any]) -> Any:
 
 
 def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
-    names, choice = chat.check_different(tools), data.get("tool_choice", "auto")
+    names, choice = bodies.check_different(tools), data.get("tool_choice", "auto")
     parallel = data.get("parallel_tool_calls", True)
-    if isinstance(choice, str) and choice in chat.TOOL_CHOICES:
-        return chat.tool_use(tools, choice, None, parallel)
+    if isinstance(choice, str) and choice in bodies.TOOL_CHOICES:
+        return bodies.tool_use(tools, choice, None, parallel)
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in ("function", "custom"):
         # A single tool is forced as in the chat route: the template still lists all of them.
-        only = chat.given_name(_chosen_name(choice), names, "tool_choice")
-        return chat.tool_use(tools, "required", only, parallel)
+        only = bodies.given_name(_chosen_name(choice), names, "tool_choice")
+        return bodies.tool_use(tools, "required", only, parallel)
     some = choice.get("tools") if kind == "allowed_tools" else None
     if (
         not isinstance(some, list)
@@ -710,9 +613,9 @@ def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
             "the type allowed_tools with a mode and functions.",
         )
     own = [one for one in some if one.get("type") in ("function", "custom")]
-    allowed = [chat.given_name(_chosen_name(one), names, "tool_choice") for one in own]
+    allowed = [bodies.given_name(_chosen_name(one), names, "tool_choice") for one in own]
     kept = [tool for tool in tools if tool["name"] in allowed]
-    return chat.tool_use(kept, choice["mode"], None, parallel)
+    return bodies.tool_use(kept, choice["mode"], None, parallel)
 
 
 # ---- answers
@@ -736,8 +639,8 @@ class ResponseReply(PartsReply):
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         super().__init__(request, started)
-        echo, self._items, self._store, self._kinds = request.more
-        self.n_bytes = _ITEM_BYTES * len(self._items)
+        self._show = request.shown(ResponseShow)
+        self.n_bytes = _ITEM_BYTES * len(self._show.items)
         self._numbers = itertools.count()  # of the events
         self._asked, self._stats = request, Stats()  # up to the current chunk
         self._open: str | None = None  # kind of the open item
@@ -754,7 +657,7 @@ class ResponseReply(PartsReply):
             "system_fingerprint": FINGERPRINT,
             "output": [],
             "usage": None,
-            **echo,
+            **self._show.fields,
         }
 
     def first(self) -> list[dict[str, Any]]:
@@ -789,8 +692,8 @@ class ResponseReply(PartsReply):
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the last event; from now on the response is stored."""
-        if self._store:
-            self._store.add(self.response, self._items)
+        if self._show.store:
+            self._show.store.add(self.response, self._show.items)
         return [self._state(self.response["status"]) | {"timings": self.response["timings"]}]
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
@@ -849,7 +752,7 @@ class ResponseReply(PartsReply):
         ]
 
     def _call(self, call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
-        call = {"type": "function_call", "name": name} | self._kinds.get(name, {})
+        call = {"type": "function_call", "name": name} | self._show.calls.get(name, {})
         is_custom = call["type"] == "custom_tool_call"
         id_ = new_id("ctc" if is_custom else "fc")
         place = {"output_index": len(self.response["output"])}
@@ -871,7 +774,7 @@ class ResponseReply(PartsReply):
 
 def _input_of(arguments: str) -> str:
     """Return the text that is the argument of a custom tool."""
-    read = chat.read_arguments(arguments, "arguments")
+    read = bodies.read_arguments(arguments, "arguments")
     text = read.get("input") if isinstance(read, dict) else None
     return text if isinstance(text, str) else arguments
 

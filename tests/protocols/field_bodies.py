@@ -1,18 +1,33 @@
 """Random valid bodies of all APIs: known fields in their neutral, usual and odd spellings."""
 
 from gguf_spec.options import Speculation
-from gguf_spec.server.fields import BUDGETS, OLLAMA_OPTIONS, OTHER_FIELDS
-from gguf_spec.server.infill import INFILL, read_infill
-from gguf_spec.server.messages_api import read_request
-from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
-from gguf_spec.server.requests import read_chat, read_text
-from gguf_spec.server.responses_api import ResponseStore, read_response
+from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.fields import BUDGETS, OLLAMA_OPTIONS, OTHER_FIELDS
+from gguf_spec.protocols.llama_server import INFILL, read_infill
+from gguf_spec.protocols.messages import read_request
+from gguf_spec.protocols.ollama import read_ollama_chat, read_ollama_generate
+from gguf_spec.protocols.openai import read_chat, read_text
+from gguf_spec.protocols.responses import read_response
+
+
+class NoStore:
+    """Keeps no response."""
+
+    def conversation(self, id_, param):
+        raise ApiError(f"There is no response {id_!r}.", param, "response_not_found", 404)
+
+    def finder(self):
+        return lambda _: None
+
+    def add(self, response, items):
+        pass
+
 
 READ = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_text,
     "/infill": read_infill,
-    "/v1/responses": lambda *given: read_response(*given, ResponseStore()),
+    "/v1/responses": lambda *given: read_response(*given, NoStore()),
     "/v1/messages": read_request,
     "/api/chat": read_ollama_chat,
     "/api/generate": read_ollama_generate,
