@@ -502,13 +502,18 @@ class LLM(OfOneProcess):
         return sum(one.memory_bytes for one in parts if one)
 
     @property
-    def facts(self) -> dict[str, int]:
+    def file_numbers(self) -> dict[str, int]:
         """Numbers of the target's file, with llama-server's names."""
         names = ("n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params")
         weights = self._target.weights
         found: dict[str, int] = {name: getattr(weights, name) for name in names}
         kind = weights.special_tokens["type"]
         return found | {"vocab_type": kind, "size": self._target.weight_bytes}
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """The old name of `file_numbers`, until the next release."""
+        return self.file_numbers
 
     @property
     def generates(self) -> bool:

@@ -114,7 +114,7 @@ class ModelRoutes:
             # as llama-server, vLLM and OpenRouter name it
             "n_ctx": llm.n_ctx,
             **dict.fromkeys(("max_model_len", "context_length"), self._pool.ctx_max(llm)),
-            "meta": llm.facts,
+            "meta": llm.file_numbers,
             "capabilities": does,
             "max_tokens": self._settings.max_tokens,
             "draft": llm.draft_name,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from .. import __version__
+from ..engine import Facts
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..options import K_MAX, LOADING, Sampling, Speculation
 from ..results import Chunk, Completion, OnProgress, Part, Progress, Stats, TokenLogprob
@@ -156,14 +157,24 @@ def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
 # ---- models of servers, for commands
 
 CALL = "/gguf-spec/call"
-_FACTS = (
-    "name", "draft_name", "n_ctx", "n_ctx_limit", "prompt", "parallel", "parallel_reason", "notes",
-    "draft_notes", "has_chat_template", "chat_template", "template_variables", "can_think",
-    "can_see", "generates", "sampling", "sampling_sources", "prompt_token_s",
-)  # fmt: skip
 _PACKED: dict[str, Callable[..., Any]] = {
     one.__name__: one
-    for one in (Sampling, Speculation, Chunk, Completion, Stats, TokenLogprob, Part, Progress)
+    for one in (
+        Sampling,
+        Speculation,
+        Chunk,
+        Completion,
+        Stats,
+        TokenLogprob,
+        Part,
+        Progress,
+        Facts,
+    )
+}
+_COLLECTIONS: dict[str, Callable[..., Any]] = {
+    "tuple": tuple,
+    "frozenset": frozenset,
+    "path": lambda parts: Path(*parts),
 }
 
 
@@ -189,7 +200,9 @@ def pack(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"type": "dict", "items": [[pack(k), pack(v)] for k, v in value.items()]}
     if isinstance(value, (tuple, frozenset)):
-        return {"type": "tuple", "items": [pack(one) for one in value]}
+        return {"type": type(value).__name__, "items": [pack(one) for one in value]}
+    if isinstance(value, Path):
+        return {"type": "path", "items": [os.fspath(value)]}
     return [pack(one) for one in value] if isinstance(value, list) else value
 
 
@@ -205,14 +218,41 @@ def unpack(value: Any) -> Any:
         return value
     if value["type"] == "dict":
         return {unpack(k): unpack(v) for k, v in value["items"]}
-    if value["type"] == "tuple":
-        return tuple(unpack(one) for one in value["items"])
+    if value["type"] in _COLLECTIONS:
+        return _COLLECTIONS[value["type"]](unpack(one) for one in value["items"])
     fields_of = {name: unpack(v) for name, v in value["fields"].items()}
     if value["type"] == "WholeGrammarSampling":  # of a batch; it needs numpy
         from ..sampling.chain import WholeGrammarSampling
 
         return WholeGrammarSampling(**fields_of)
     return _PACKED[value["type"]](**fields_of)
+
+
+def facts_of(llm: LLM) -> Facts:
+    """Return what is known of a model."""
+    return Facts(
+        name=llm.name,
+        path=llm.path,
+        draft_name=llm.draft_name,
+        prompt=llm.prompt,
+        n_ctx=llm.n_ctx,
+        n_ctx_limit=llm.n_ctx_limit,
+        n_ctx_max=llm.n_ctx_max,
+        parallel=llm.parallel,
+        parallel_reason=llm.parallel_reason,
+        is_exact=not llm.logit_noise(K_MAX),
+        generates=llm.generates,
+        can_see=llm.can_see,
+        can_think=llm.can_think,
+        chat_template=llm.chat_template,
+        template_variables=llm.template_variables,
+        sampling=llm.sampling,
+        sampling_sources=llm.sampling_sources,
+        speculation=llm.speculation,
+        notes=llm.notes,
+        draft_notes=llm.draft_notes,
+        prompt_token_s=llm.prompt_token_s,
+    )
 
 
 def _tokenize(llm: LLM, prompt: Any, **options: Any) -> list[int]:
@@ -241,8 +281,7 @@ def call(
     """
     method, options = data["method"], unpack(data["options"])
     if method == "facts":
-        facts = {name: getattr(llm, name) for name in _FACTS}
-        send("value", facts | {"is_exact": not llm.logit_noise(options["k"])})
+        send("value", facts_of(llm))
     elif method in _LOOKS:
         send("value", _LOOKS[method](llm, **options))
     elif method == "stream":
@@ -369,26 +408,116 @@ class ServedLLM:
         self._llm: LLM | None = None
         self._loading, self._ended = threading.Lock(), threading.Event()
         self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
-        self._facts: dict[str, Any] = {}
-        self._facts = self._call("facts", k=K_MAX)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if self._llm or name not in self._facts:
-            return getattr(self._here(), name)
-        return self._facts[name]
+        self._is_taken = False
+        self.known: Facts = self._call("facts")
+        self._is_taken = True
 
     def _here(self) -> LLM:
         with self._loading:
             if self._llm is None:
                 self._llm = self._load()
+                self.known = facts_of(self._llm)
         return self._llm
+
+    @property
+    def name(self) -> str:
+        """As `LLM.name`."""
+        return self.known.name
+
+    @property
+    def draft_name(self) -> str | None:
+        """As `LLM.draft_name`."""
+        return self.known.draft_name
+
+    @property
+    def prompt(self) -> str:
+        """As `LLM.prompt`."""
+        return self.known.prompt
+
+    @property
+    def n_ctx(self) -> int:
+        """As `LLM.n_ctx`."""
+        return self.known.n_ctx
+
+    @property
+    def n_ctx_limit(self) -> int | None:
+        """As `LLM.n_ctx_limit`."""
+        return self.known.n_ctx_limit
+
+    @property
+    def n_ctx_max(self) -> int:
+        """As `LLM.n_ctx_max`."""
+        return self.known.n_ctx_max
+
+    @property
+    def parallel(self) -> int:
+        """As `LLM.parallel`."""
+        return self.known.parallel
+
+    @property
+    def parallel_reason(self) -> str:
+        """As `LLM.parallel_reason`."""
+        return self.known.parallel_reason
+
+    @property
+    def generates(self) -> bool:
+        """As `LLM.generates`."""
+        return self.known.generates
+
+    @property
+    def can_see(self) -> bool:
+        """As `LLM.can_see`."""
+        return self.known.can_see
+
+    @property
+    def can_think(self) -> bool:
+        """As `LLM.can_think`."""
+        return self.known.can_think
+
+    @property
+    def chat_template(self) -> str | None:
+        """As `LLM.chat_template`."""
+        return self.known.chat_template
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """As `LLM.template_variables`."""
+        return self.known.template_variables
+
+    @property
+    def sampling(self) -> Sampling:
+        """As `LLM.sampling`."""
+        return self.known.sampling
+
+    @property
+    def sampling_sources(self) -> Mapping[str, str]:
+        """As `LLM.sampling_sources`."""
+        return self.known.sampling_sources
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """As `LLM.notes`."""
+        return self.known.notes
+
+    @property
+    def draft_notes(self) -> tuple[str, ...]:
+        """As `LLM.draft_notes`."""
+        return self.known.draft_notes
+
+    @property
+    def prompt_token_s(self) -> float:
+        """As `LLM.prompt_token_s`."""
+        return self.known.prompt_token_s
+
+    @property
+    def has_chat_template(self) -> bool:
+        """As `LLM.has_chat_template`."""
+        return self.chat_template is not None
 
     @property
     def is_exact(self) -> bool:
         """Whether its texts do not depend on the requests beside them."""
-        return bool(self._facts["is_exact"])
+        return self.known.is_exact
 
     @property
     def vocabulary(self) -> Any:
@@ -410,6 +539,22 @@ class ServedLLM:
     def tokenize(self, prompt: Any, **options: Any) -> list[int]:
         """Return token ids, as `LLM.tokenize`, or as its vocabulary does, which has `start`."""
         return list(self._look("tokenize", prompt=prompt, **options))
+
+    def tokenize_infill(self, prefix: str, suffix: str, *files: Any, **options: Any) -> list[int]:
+        """Return the prompt for a text in between, as `LLM.tokenize_infill`."""
+        return self._here().tokenize_infill(prefix, suffix, *files, **options)
+
+    def score(self, text: str | Sequence[int], *n: int, **options: Any) -> list[TokenLogprob]:
+        """Return the log-probability of each token of a text, as `LLM.score`."""
+        return self._here().score(text, *n, **options)
+
+    def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
+        """Write data and the caches of the model in this process, as `LLM.save_session`."""
+        self._here().save_session(path, data)
+
+    def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
+        """Restore the caches of the model in this process, as `LLM.restore_session`."""
+        return self._here().restore_session(path)
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """Start a conversation, as `LLM.chat`."""
@@ -472,7 +617,7 @@ class ServedLLM:
             wait = response.getheader("Retry-After", "")
             connection.close()
             # A server whose queue is full is not taken; one that was taken is waited for.
-            if response.status != 429 or not wait.isdigit() or not self._facts:
+            if response.status != 429 or not wait.isdigit() or not self._is_taken:
                 raise _NotServedError
             if self._ended.wait(int(wait)):
                 raise ClosedError

@@ -333,3 +333,27 @@ def test_a_stale_or_foreign_entry_is_ignored(server, monkeypatch, tmp_path, chan
 def test_the_file_can_be_read_by_its_owner_only(server, tmp_path):
     (file,) = (tmp_path / "gguf-spec" / "servers").glob("*.json")
     assert os.name == "nt" or (file.stat().st_mode | file.parent.stat().st_mode) & 0o077 == 0
+
+
+def test_the_facts_of_a_server_are_those_of_its_model(llm, server):
+    """They cross the wall with their types, and nothing is loaded for them."""
+    (own,) = server._app._pool.loaded_llms()
+    here = running.facts_of(own)
+    there = running.unpack(json.loads(json.dumps(running.pack(here))))
+    assert there == here and {*map(type, vars(there).values())} == {*map(type, vars(here).values())}
+    for name in vars(here):
+        found = getattr(llm, name)
+        assert found == getattr(here, name) or name == "prompt_token_s", name
+    assert llm.has_chat_template == own.has_chat_template
+    with pytest.raises(AttributeError):
+        _ = llm.no_such_member
+    assert llm._llm is None
+
+
+def test_the_facts_are_those_of_the_model_that_answers(llm, server):
+    """After the server is gone, and the model is loaded here with another context."""
+    llm._load = lambda: gguf_spec.load("tales", **LOADS, n_ctx=256)
+    assert llm.n_ctx == 2048
+    server.close()
+    assert llm.generate("Once", Sampling(seed=1, max_tokens=2)).tokens
+    assert llm.n_ctx == 256
