@@ -24,6 +24,7 @@ from ..errors import GgufSpecError
 from ..gguf.adapters import read_projector
 from ..gguf.heads import target_layers
 from ..gguf.validation import ModelFile
+from ..images import check_image
 from ..registry.download import path as local
 from ..registry.resolve import resolve
 from . import own_kernels
@@ -31,7 +32,6 @@ from .backend import start_backend
 from .bindings import C, Tensors, attention, call
 from .context import Context
 from .head import open_head
-from .image_file import check_image
 from .native import Native
 from .options import NONE, ContextOptions, Placement
 from .vision import ImageChunk, Projector

@@ -40,6 +40,7 @@ from ..errors import (
 )
 from ..gguf.adapters import OTHER_PROJECTOR
 from ..gguf.header import Header
+from ..images import Image
 from ..options import IMAGE_IDS
 from ..system.files import content_id
 from ..system.process import OfOneProcess
@@ -47,7 +48,6 @@ from . import probe
 from .backend import library_parts, uses_gpu, without_signals
 from .bindings import C
 from .context import Context
-from .image_file import Image
 from .log import callback_of, log, too_large
 from .native import Native, long_call
 from .sequence import CachedSequence

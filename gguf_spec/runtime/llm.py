@@ -27,6 +27,7 @@ from ..errors import (
     SessionError,
 )
 from ..gguf.validation import pooling_of
+from ..images import MARKER, GivenImage, are_parts, with_image_parts
 from ..llama.embedder import Embedder, Scorer
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
@@ -67,10 +68,9 @@ from ..text.chat_template import (
 from ..text.reasoning import reasoning_format
 from .embedding import choose, embed, encode_texts, rank_prompts, score
 from .generation import Request, check_request
-from .images import GivenImage, are_parts, with_image_parts
 from .many import checked_threads, generate_many
 from .prefix_cache import Kept, PrefixStore
-from .prompt import MARKER, Prompt, encode, read_prompt, with_images
+from .prompt import Prompt, encode, read_prompt, with_images
 from .request_queue import ParallelQueue, RequestQueue, Ticket
 from .session_file import restore as restore_session
 from .session_file import save as save_session

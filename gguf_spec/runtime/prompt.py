@@ -14,19 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ImageError, InvalidOptionError, NoVisionError, TemplateError
-from ..llama.image_file import Image
+from ..images import MARKER, GivenImage, Image, as_image, image_of_url
 from ..llama.sequence import CachedSequence
 from ..llama.vision import ImageTokens, PromptTokens
 from ..llama.weights import Weights
 from ..options import ARGUMENTS, IMAGE_IDS, wrong_type
 from ..text.chat_template import Message, PromptOptions, check_text, encode_chat
-from .images import GivenImage, as_image, image_of_url
 
 if TYPE_CHECKING:
     from ..llama.vision import VisionSequence
 
-# Mark of an image in a text, in all programs of llama.cpp.
-MARKER = "<__media__>"
 # Most images of a request.
 IMAGES_MAX = 32
 

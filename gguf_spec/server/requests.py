@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.requests import Request
 
 from ..errors import ImageError, InvalidOptionError
-from ..llama.image_file import Image
+from ..images import Image, image_of_base64, image_of_url
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation, require, well_formed
-from ..runtime.images import image_of_base64, image_of_url
 from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
 from .errors import (

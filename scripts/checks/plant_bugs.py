@@ -434,7 +434,7 @@ BUGS = (
         "found[\"max_tokens\"] = -1", "found[\"max_tokens\"] = 2",
         ("server/test_ollama.py",)),
     # images
-    Bug("images of one size are one image", "llama/image_file.py",
+    Bug("images of one size are one image", "images.py",
         "hashlib.sha256(data).digest()", "hashlib.sha256(b'%d %d' % size).digest()",
         ("gguf/test_vision.py",)),
     Bug("a rollback into an image leaves a part of it", "llama/vision.py",
