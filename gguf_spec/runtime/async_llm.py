@@ -21,8 +21,9 @@ from .stream import Stream
 
 if TYPE_CHECKING:
     from ..edit import Edit
+    from .chat import Chat, Turn
     from .embedding import Embeddings, Texts
-    from .llm import LLM, Chat, Turn
+    from .llm import LLM
 
 T = TypeVar("T")
 

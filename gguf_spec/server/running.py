@@ -32,7 +32,8 @@ from ..results import Chunk, Completion, OnProgress, Part, Progress, Stats, Toke
 from ..system.files import atomic_write, state_folder
 
 if TYPE_CHECKING:
-    from ..runtime.llm import LLM, Chat
+    from ..runtime.chat import Chat
+    from ..runtime.llm import LLM
     from .model_pool import ServedModel
 
 _TIMEOUT_S = 2.0  # for the answer of a server
@@ -558,7 +559,7 @@ class ServedLLM:
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """Start a conversation, as `LLM.chat`."""
-        from ..runtime.llm import Chat
+        from ..runtime.chat import Chat
 
         return Chat(cast("LLM", self), system, **options)
 

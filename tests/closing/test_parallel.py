@@ -29,6 +29,7 @@ FILES = (
     "runtime/stream.py",
     "runtime/generation.py",
     "runtime/llm.py",
+    "runtime/chat.py",
     "runtime/many.py",
 )
 
