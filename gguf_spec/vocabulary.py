@@ -42,6 +42,14 @@ class Vocabulary(Protocol):
         """The id of the token that ends a turn of a chat; negative if missing."""
 
     @property
+    def infill_marks(self) -> tuple[int, ...] | None:
+        """Tokens before prefix, suffix and middle of a text that is filled in; None without."""
+
+    @property
+    def file_marks(self) -> tuple[int, ...]:
+        """Tokens before a repository and before a file of it; negative if missing."""
+
+    @property
     def ends(self) -> Sequence[int]:
         """All ids that end a generation."""
 

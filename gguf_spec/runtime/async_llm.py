@@ -120,16 +120,11 @@ class AsyncLLM(OfOneProcess):
             sampling or Sampling(temperature=0), speculation or self.llm.speculation, options
         )
         plan = await asyncio.to_thread(EditPlan, text, instruction, name=name, scope=scope)
-        if not plan.needs_model:
-            return plan.result_by_code()
-        prompt = await asyncio.to_thread(plan.prompt, self.llm, others)
-        completion = await self.generate(
-            prompt.request,
-            prompt.limited(sampling, max_tokens),
-            prefill=prompt.prefill,
-            speculation=speculation,
-        )
-        return plan.result(prompt.text_of(completion), completion)
+        asked = await asyncio.to_thread(plan.begin, self.llm, sampling, max_tokens, others)
+        if asked is None:
+            return plan.end(None, None)
+        completion = await self.generate(**asked.arguments, speculation=speculation)
+        return plan.end(asked, completion)
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any

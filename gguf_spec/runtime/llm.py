@@ -18,7 +18,6 @@ from ..errors import (
     GgufSpecError,
     InvalidOptionError,
     NoGenerationError,
-    NoInfillError,
     PromptTooLongError,
 )
 from ..gguf.validation import pooling_of
@@ -57,6 +56,7 @@ from ..text.chat_template import (
     no_reasoning,
     read_options,
 )
+from ..text.infill import encode_infill
 from ..text.reasoning import reasoning_format
 from .chat import Chat
 from .embedding import choose, embed, encode_texts, rank_prompts, score
@@ -70,7 +70,7 @@ from .session_file import save as save_session
 from .stream import Stream
 
 if TYPE_CHECKING:
-    from ..edit import Edit
+    from ..edit import Asked, Edit
 
 _LOG = logging.getLogger(__name__)
 
@@ -322,22 +322,17 @@ class LLM(OfOneProcess):
             ContextTooShortError: The text does not fit into the context.
             NoEditError: The model wrote nothing, or was cut at the limit.
         """
-        from ..edit import EditPlan
+        from ..edit import EditPlan, run
 
         sampling, speculation = with_options(
             sampling or Sampling(temperature=0), speculation or self.speculation, options
         )
         plan = EditPlan(text, instruction, name=name, scope=scope)
-        if not plan.needs_model:
-            return plan.result_by_code()
-        prompt = plan.prompt(self, others)
-        completion = self.generate(
-            prompt.request,
-            prompt.limited(sampling, max_tokens),
-            prefill=prompt.prefill,
-            speculation=speculation,
-        )
-        return plan.result(prompt.text_of(completion), completion)
+
+        def write(asked: Asked) -> Completion:
+            return self.generate(**asked.arguments, speculation=speculation)
+
+        return run(plan, self, write, sampling, max_tokens, others)
 
     def generate_many(
         self,
@@ -596,30 +591,7 @@ class LLM(OfOneProcess):
             NoInfillError: The vocabulary has no tokens for it.
         """
         check_types(prefix=prefix, suffix=suffix, files=files, most=most)
-        model = self.vocabulary
-        if model.infill_marks is None:
-            raise NoInfillError(model.path.name)
-        before, after, middle = model.infill_marks
-        start = [model.special_tokens["bos"]] if model.special_tokens["add_bos"] else []
-        n_before = 0
-
-        def ids(text: str) -> list[int]:
-            nonlocal n_before
-            found = model.tokenize(text, special=False, start=False, most=most)
-            n_before += len(found)
-            if most is not None and n_before > most:
-                raise PromptTooLongError(n_before, self.n_ctx, True, self.n_ctx_limit)
-            return found
-
-        repository, file = model.file_marks
-        if files and file >= 0:
-            start += [repository, *ids("myproject\n")] if repository >= 0 else []
-            for name, text in files:
-                start += [file, *ids(f"{name}\n"), *ids(text)]
-            start += [file, *ids("filename\n")]
-        else:
-            start += [id_ for _, text in files for id_ in ids(f"\n\n--- snippet ---\n\n{text}")]
-        return [*start, before, *ids(prefix), after, *ids(suffix), middle]
+        return encode_infill(self.vocabulary, prefix, suffix, files, most)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""
