@@ -16,12 +16,13 @@ import binascii
 import hashlib
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import ImageError
+from .options import IMAGE_IDS
 from .system.machine import format_bytes
 
 __all__ = ["Image", "read_image"]
@@ -230,3 +231,14 @@ def are_parts(value: object) -> bool:
         if part != expected:
             return False
     return True
+
+
+def has_images(prompt: object) -> bool:
+    """Return whether a prompt has images: parts of messages, or ids of images among its ids."""
+    if not isinstance(prompt, (list, tuple)):
+        return False
+    if prompt and isinstance(prompt[0], int):
+        return bool(max(prompt) >= IMAGE_IDS)
+    contents = [one.get("content") for one in prompt if isinstance(one, Mapping)]
+    parts = [part for one in contents if isinstance(one, list) for part in one]
+    return any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in parts)

@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ..errors import BatchFileError
 from ..options import check_types
 from ..results import Chunk
 from ..runtime.many import Cancellation, checked_threads, run_all
-from ..server import ServedLLM
 from ..system.files import remedy, try_lock, with_end
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
+    from ..server import ServedLLM
 
 __all__ = ["Batch", "BatchProgress", "LineDefaults"]
 
@@ -146,7 +146,7 @@ class Batch(OfOneProcess):
 
     def run(
         self,
-        llm: LLM,
+        llm: LLM | ServedLLM,
         defaults: LineDefaults | None = None,
         *,
         max_parallel: int | None = None,
@@ -171,13 +171,15 @@ class Batch(OfOneProcess):
             GgufSpecError: An option is invalid for the model.
         """
         check_types(llm=llm, on_progress=on_progress, on_failed=on_failed)
+        cancellation = Cancellation(llm.engine.end_requests)
+        # The formats of the server name an LLM, and use what both have.
+        llm = cast("LLM", llm)
         n_threads = checked_threads(llm.parallel, max_parallel)
         defaults = defaults or LineDefaults(llm.sampling, chat=llm.prompt == "chat")
         options = defaults.digest(llm)
         self._output.check_options(options[:8].encode())
         defaults.check(llm)
         self._begun = self._clock()
-        cancellation = Cancellation(llm.end_requests if isinstance(llm, ServedLLM) else None)
         answerer = Answerer(llm, defaults, self._created, cancellation, self._count)
 
         def tell() -> None:

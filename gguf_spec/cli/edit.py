@@ -27,8 +27,9 @@ from .text_file import TextFile, Undo, version
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .. import LLM, Completion, Stats
+    from .. import Completion, Stats
     from ..edit import Asked, Edit, EditPrompt
+    from .options import AnyLLM
 
 # Longest context for a file without --ctx, in tokens; few small models are trained for more.
 _MOST_CTX = 32_768
@@ -227,7 +228,7 @@ def _made(plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any]) -> li
 
 
 def _by_model(
-    llm: LLM, source: TextFile, plan: EditPlan, others: dict[str, str], options: dict[str, Any]
+    llm: AnyLLM, source: TextFile, plan: EditPlan, others: dict[str, str], options: dict[str, Any]
 ) -> _Change | None:
     """Let a model write the new text of a file; return None after Ctrl-C."""
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
@@ -275,7 +276,7 @@ def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
     return path, lines
 
 
-def _write(llm: LLM, asked: Asked, options: dict[str, Any]) -> Completion:
+def _write(llm: AnyLLM, asked: Asked, options: dict[str, Any]) -> Completion:
     bar, quiet = LateBar(), options["as_json"]
     with (
         llm.stream(**asked.arguments, on_prompt=bar) as stream,
@@ -295,7 +296,7 @@ def _write(llm: LLM, asked: Asked, options: dict[str, Any]) -> Completion:
     return result
 
 
-def _plain(llm: LLM, prompt: EditPrompt, result: Completion) -> Stats | None:
+def _plain(llm: AnyLLM, prompt: EditPrompt, result: Completion) -> Stats | None:
     """Return the statistics of a few tokens of plain decoding behind the new text.
 
     They are measured in this process, because an earlier measurement may be of a busier machine.

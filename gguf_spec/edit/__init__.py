@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, PromptTooLongError, Text
 from ..options import Sampling
 from ..results import Completion, Stats
+from ..vocabulary import Tokens
 from .by_code import CodeEdit, edit_by_code
 from .doubts import doubts
 from .evidence import likely_block, without_look_alikes
@@ -61,7 +62,7 @@ class Model(Protocol):
         """Whether it takes messages."""
 
     @property
-    def vocabulary(self) -> Any:
+    def vocabulary(self) -> Tokens:
         """Its vocabulary."""
 
     def tokenize(

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine import Prompt
 from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
 from ..options import Sampling, Speculation, check_types, with_options
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from ..system.process import OfOneProcess, before_end_of_threads
-from .prompt import Prompt
 from .stream import Stream
 
 if TYPE_CHECKING:

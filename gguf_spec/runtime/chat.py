@@ -14,8 +14,8 @@ from ..results import Chunk, Completion, OnProgress, Stats
 from ..system.process import OfOneProcess
 
 if TYPE_CHECKING:
-    from .llm import LLM
-    from .stream import Stream
+    from ..engine import Answer
+    from .client import Client
 
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
 _ROLES = {"system", "user", "assistant"}
@@ -41,7 +41,7 @@ class Chat(OfOneProcess):
 
     def __init__(
         self,
-        llm: LLM,
+        llm: Client[Any],
         system: str | None = None,
         *,
         sampling: Sampling | None = None,
@@ -178,7 +178,7 @@ class Chat(OfOneProcess):
             tokens = self._shift(
                 messages, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4)
             )
-        stream: Stream | None = None
+        stream: Answer | None = None
         try:
             stream = self._llm.stream_tokens(
                 tokens,
@@ -193,7 +193,7 @@ class Chat(OfOneProcess):
                 stream.close()
             raise
 
-    def with_model(self, llm: LLM) -> Chat:
+    def with_model(self, llm: Client[Any]) -> Chat:
         """Return a copy of the conversation that another model continues."""
         check_types(llm=llm)
         think = self.think if llm.can_think else None
@@ -324,7 +324,7 @@ class Turn(OfOneProcess):
     """
 
     def __init__(
-        self, chat: Chat, stream: Stream, asked: list[dict[str, Any]], dropped: int
+        self, chat: Chat, stream: Answer, asked: list[dict[str, Any]], dropped: int
     ) -> None:
         self.dropped = dropped
         self._chat, self._stream, self._messages, self._open = chat, stream, asked, True

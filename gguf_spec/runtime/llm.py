@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from inspect import signature
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import (
-    GgufSpecError,
-    InvalidOptionError,
-    NoGenerationError,
-    PromptTooLongError,
-)
+from ..engine import Prompt
+from ..errors import GgufSpecError, InvalidOptionError
 from ..gguf.validation import pooling_of
-from ..images import GivenImage
-from ..llama.embedder import Embedder, Scorer
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
-from ..options import (
-    ARGUMENTS,
-    Sampling,
-    Speculation,
-    check_types,
-    well_formed,
-    with_options,
-)
+from ..options import ARGUMENTS, Message, Sampling, Speculation, check_types, with_options
 from ..results import (
     Completion,
     OnProgress,
@@ -41,44 +25,24 @@ from ..results import (
     Progress,
     ScoredOption,
     SlotState,
-    TokenLogprob,
 )
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
 from ..system.process import OfOneProcess
-from ..text.chat_template import (
-    Message,
-    Tools,
-    call_tokens,
-    check_text,
-    names_read,
-    no_reasoning,
-    read_options,
-)
-from ..text.infill import encode_infill
-from ..text.reasoning import reasoning_format
-from .chat import Chat
-from .embedding import choose, embed, encode_texts, rank_prompts, score
-from .generation import Request, check_request
+from .client import Client
+from .embedding import choose, embed, encode_texts, rank_prompts
+from .local_engine import LocalEngine
 from .many import checked_threads, generate_many
-from .prefix_cache import Kept, PrefixStore
-from .prompt import Prompt, encode, read_prompt, with_images
-from .request_queue import ParallelQueue, RequestQueue, Ticket
-from .session_file import restore as restore_session
-from .session_file import save as save_session
+from .prefix_cache import Kept
+from .request_queue import Ticket
 from .stream import Stream
-
-if TYPE_CHECKING:
-    from ..edit import Asked, Edit
-
-_LOG = logging.getLogger(__name__)
 
 KeptTexts: TypeAlias = tuple[list[object], list[Kept]]
 """What decides the states of caches, and the states."""
 
 
-class LLM(OfOneProcess):
+class LLM(Client[Stream], OfOneProcess):
     """A loaded model that runs one request at a time, or several with `load(parallel=...)`.
 
     It may be called from any thread. Requests beyond those that run wait in order of arrival.
@@ -96,243 +60,24 @@ class LLM(OfOneProcess):
         notes: Explanations of unexpected behaviour, such as an unused draft. One sentence each.
         draft_notes: Those of `notes` that are about the choice of the draft.
         parallel_reason: Why `parallel` has its value; empty if the caller gave the number.
-        n_ctx_max: Longest context with which the model could have been loaded, in tokens.
-        n_ctx_limit: Longest context that the model can have here, in tokens; on a GPU the trained
-            one. None if unknown.
     """
+
+    engine: LocalEngine
 
     def __init__(
         self,
         name: str,
         pair: ModelPair[CachedSequence],
-        *,
-        prompt: str,
-        speculation: Speculation,
-        sampling: Sampling | None = None,
-        notes: Sequence[str] = (),
-        draft_notes: Sequence[str] = (),
-        prefix_memory: int = 0,
-        parallel_reason: str = "",
-        sampling_sources: Mapping[str, str] | None = None,
-        n_ctx_max: int = 0,
+        **options: Any,
     ) -> None:
-        self.name, self.n_ctx_max = name, max(n_ctx_max, pair.target.n_ctx)
-        self.n_ctx_limit = pair.target.n_ctx_limit
-        self.draft_name = pair.draft.label if pair.draft else None
-        self.prompt, self.speculation, self.notes = prompt, speculation, tuple(notes)
-        self.sampling, self.sampling_sources = sampling or Sampling(), dict(sampling_sources or {})
-        self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason
+        """Take over loaded models; `options` as of `LocalEngine`."""
+        super().__init__(LocalEngine(name, pair, **options))
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
-        self._embedder: Embedder | None = None  # created with the first texts, as the next one
-        self._scorer: Scorer | None = None
-        self._has_warned = False  # that `generate` answers no questions
-        slots = [slot for one in pair.slots for slot in one.slots]
-        self._kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
-        self._queue = (ParallelQueue if self.parallel > 1 else RequestQueue)(pair, self._kept)
+        self._queue, self._kept = self.engine.queue, self.engine.kept
 
     def __repr__(self) -> str:
         state = "closed" if self._queue.is_closed else f"n_ctx={self.n_ctx}"
         return f"<{type(self).__name__} {self.name!r}: draft={self.draft_name!r}, {state}>"
-
-    # ---- text
-
-    def generate(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        speculation: Speculation | None = None,
-        images: Sequence[GivenImage] = (),
-        prefill: str = "",
-        echo: bool = False,
-        tools: Tools | None = None,
-        stop_tokens: Iterable[int] = (),
-        on_token: Callable[[int], object] | None = None,
-        on_prompt: OnProgress | None = None,
-        think: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        reasoning: bool | None = None,
-        **options: Any,
-    ) -> Completion:
-        """Continue a text or token ids, or answer messages, and return the complete result.
-
-        Args:
-            prompt: A text or token ids, used unchanged, or messages for the model's chat template,
-                `{"role": ..., "content": ...}` each.
-            sampling: Sampling options; None uses the LLM's `sampling`.
-            speculation: Draft options; None uses the LLM's `speculation`.
-            images: Images for the prompt: files, their bytes, or `data:` URLs. They come first in
-                the last message of the user. In a text `<__media__>` stands for an image, and
-                without it they come first. Messages may also have OpenAI's parts `image_url`. The
-                model must be loaded with a projector (`load(mmproj=...)`).
-            prefill: Beginning of the answer, which the model continues. A grammar treats it as part
-                of the answer. Token ids must end with it already.
-            echo: Start the returned text with the prompt, unless it is messages, and the prefill.
-            tools: Functions that the model may call, for messages, in OpenAI's format.
-            stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
-            on_token: Called with each emitted id; a true result ends the generation immediately as
-                `cancelled`.
-            on_prompt: Called after each prefill pass with the prompt tokens read so far; returning
-                False cancels the generation. The last token is decoded with the answer.
-            think: For messages: whether the model reasons before its answer; None leaves it to the
-                chat template. The template's own switch is set; without one, False begins the
-                answer after an empty reasoning part.
-            chat_template_kwargs: For messages: variables of the chat template, such as
-                `{"reasoning_effort": "low"}`. The template must read them.
-            reasoning: Separate the reasoning from the text; None does so for messages only.
-            options: Fields of `Sampling` and `Speculation` for this request, such as
-                `temperature=0.2`.
-
-        Raises:
-            EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
-            OptionTypeError: An argument has another type.
-            ImageError, NoVisionError: An image cannot be read, or there is no projector.
-            BusyError: This thread has an open stream of this LLM.
-        """
-        stream: Stream | None = None
-        if self.prompt == "chat" and isinstance(prompt, str) and not self._has_warned:
-            self._has_warned = True
-            _LOG.warning(
-                "generate() continues a text, but %s answers messages: use ask(), or chat().",
-                self.name,
-            )
-        try:
-            stream = self.stream(
-                prompt,
-                sampling,
-                speculation=speculation,
-                images=images,
-                prefill=prefill,
-                echo=echo,
-                tools=tools,
-                stop_tokens=stop_tokens,
-                on_token=on_token,
-                on_prompt=on_prompt,
-                think=think,
-                chat_template_kwargs=chat_template_kwargs,
-                reasoning=reasoning,
-                **options,
-            )
-            return stream.run_to_end()
-        except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
-            if stream:
-                stream.close()
-            raise
-
-    def stream(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        speculation: Speculation | None = None,
-        images: Sequence[GivenImage] = (),
-        prefill: str = "",
-        echo: bool = False,
-        tools: Tools | None = None,
-        stop_tokens: Iterable[int] = (),
-        on_token: Callable[[int], object] | None = None,
-        on_prompt: OnProgress | None = None,
-        think: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        reasoning: bool | None = None,
-        **options: Any,
-    ) -> Stream:
-        """Start a generation as `generate` does, and return an iterator over `Chunk`s.
-
-        The LLM is reserved until the stream ends or is closed.
-        """
-        if not self.generates:
-            raise NoGenerationError(self.path, self._target.file.header.architecture)
-        check_types(
-            sampling=sampling, speculation=speculation, images=images, echo=echo,
-            stop_tokens=stop_tokens, on_token=on_token, on_prompt=on_prompt, reasoning=reasoning,
-        )  # fmt: skip
-        sampling, speculation = with_options(
-            sampling or self.sampling, speculation or self.speculation, options, ARGUMENTS
-        )
-        weights, form = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
-        prompt, prefill = read_prompt(prompt), form.prefill
-        # an empty sequence is token ids
-        is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
-        if is_chat or isinstance(prompt, str):
-            given, most = cast("str | Sequence[Message]", prompt), weights.n_ctx - 1
-            tokens = encode(self._target, given, form, images=images, most=most)
-        elif images:
-            check_text(form)
-            raise InvalidOptionError("images", len(images), "given with a text or with messages")
-        else:
-            check_text(form)
-            tokens = with_images(cast("Sequence[int]", prompt), self._target)
-        if more := tuple(stop_tokens):
-            sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
-        separated = reasoning_format(weights) if is_chat or reasoning else None
-        if (budget := sampling.think_budget) is not None and separated is None:
-            raise no_reasoning(weights, "think_budget", budget, is_chat or bool(reasoning))
-        shown = (well_formed(prompt) if isinstance(prompt, str) else "") + prefill
-        if echo and not (is_chat or isinstance(prompt, str)):  # it ends with the prefill
-            shown = b"".join(map(weights.piece, tokens)).decode("utf-8", "replace")
-        request = Request(
-            prompt=tokens,
-            sampling=sampling,
-            speculation=speculation,
-            on_token=on_token,
-            prefill=prefill,
-            echo=shown if echo else "",
-            on_prompt=on_prompt,
-            reasoning=separated if reasoning is not False else None,
-            shown=call_tokens(weights) if tools else {},
-        )
-        return self._queue.open(request)
-
-    def edit(
-        self,
-        text: str,
-        instruction: str,
-        *,
-        name: str = "",
-        scope: Sequence[str] = (),
-        others: Mapping[str, str] | None = None,
-        sampling: Sampling | None = None,
-        speculation: Speculation | None = None,
-        max_tokens: int | None = None,
-        **options: Any,
-    ) -> Edit:
-        """Change a text as an instruction says, and say which of the changes are doubtful.
-
-        A rename, a replacement or the value of a setting is made by code. Else the model writes the
-        part that the instruction names, such as `the function total`, or the whole text where it
-        names none. What is outside of the named part stays as it was. Nothing is written to a file:
-        write `text` if `refused` is empty, or show `hunks` to the user.
-
-        Args:
-            text: The text, with line feeds.
-            instruction: What to change.
-            name: Name of the file; its ending says how the text is read.
-            scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`.
-                Empty: those that the instruction names, or else all.
-            others: Name -> text of other files that the model sees; the last ones are left out
-                where the context is too short.
-            sampling: Sampling options; None takes the most likely tokens.
-            speculation: As for `generate`.
-            max_tokens: Maximum length of what the model writes; None allows twice the old length.
-            options: Fields of `Sampling` and `Speculation`, as for `generate`.
-
-        Raises:
-            InvalidOptionError: The text or the instruction is empty, or `scope` names no part.
-            ContextTooShortError: The text does not fit into the context.
-            NoEditError: The model wrote nothing, or was cut at the limit.
-        """
-        from ..edit import EditPlan, run
-
-        sampling, speculation = with_options(
-            sampling or Sampling(temperature=0), speculation or self.speculation, options
-        )
-        plan = EditPlan(text, instruction, name=name, scope=scope)
-
-        def write(asked: Asked) -> Completion:
-            return self.generate(**asked.arguments, speculation=speculation)
-
-        return run(plan, self, write, sampling, max_tokens, others)
 
     def generate_many(
         self,
@@ -375,94 +120,7 @@ class LLM(OfOneProcess):
         begin = partial(self.stream, **options)
         return generate_many(begin, prompts, samplings, n_threads, on_result)
 
-    def ask(
-        self,
-        question: str,
-        sampling: Sampling | None = None,
-        *,
-        system: str | None = None,
-        images: Sequence[GivenImage] = (),
-        think: bool | None = None,
-        speculation: Speculation | None = None,
-        **options: Any,
-    ) -> Completion:
-        """Answer one question, with the chat template, and return the result.
-
-        `print(llm.ask("Why is the sky blue?"))` prints the answer. It ends by itself, or where the
-        context is full, unless `max_tokens` says otherwise. For a conversation there is `chat`.
-
-        Args:
-            question: The message of the user.
-            sampling: As for `generate`.
-            system: System message, or None.
-            images: As for `generate`.
-            think: As for `generate`.
-            speculation: As for `generate`.
-            options: As for `generate`.
-
-        Raises:
-            PromptTooLongError: The question does not fit into the context.
-        """
-        sampling = sampling or self.sampling_to_the_end
-        chat = self.chat(system, think=think)
-        return chat.send(question, sampling, images=images, speculation=speculation, **options)
-
-    @property
-    def sampling_to_the_end(self) -> Sampling:
-        """`sampling` without the limit of the package, for answers that end by themselves."""
-        if self.sampling.max_tokens != Sampling.max_tokens:
-            return self.sampling
-        return replace(self.sampling, max_tokens=None)
-
-    def generate_tokens(
-        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
-    ) -> Completion:
-        """Call `generate`, which takes token ids too, with the same options."""
-        return self.generate(tokens, sampling, **options)
-
-    def stream_tokens(
-        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
-    ) -> Stream:
-        """Call `stream`, which takes token ids too, with the same options."""
-        return self.stream(tokens, sampling, **options)
-
-    def chat(
-        self,
-        system: str | None = None,
-        *,
-        sampling: Sampling | None = None,
-        overflow: Literal["error", "shift"] = "error",
-        think: bool | None = None,
-    ) -> Chat:
-        """Start a conversation.
-
-        Args:
-            system: System message, or None.
-            sampling: Sampling options of the answers.
-            overflow: Behaviour when the conversation no longer fits into the context: `error`
-                raises, `shift` drops the oldest turns.
-            think: Whether the model reasons before its answers, as for `generate`.
-        """
-        if not self.generates:
-            raise NoGenerationError(self.path, self._target.file.header.architecture)
-        check_types(think=think)
-        if think and not self.can_think:
-            raise no_reasoning(self._target.weights, "think", think)
-        return Chat(
-            self, system, sampling=sampling or self.sampling, overflow=overflow, think=think
-        )
-
     # ---- facts and vocabulary
-
-    @property
-    def n_ctx(self) -> int:
-        """Number of tokens that the context holds, prompt and answer together."""
-        return self._target.n_ctx
-
-    @property
-    def parallel(self) -> int:
-        """Number of requests that can share passes; more wait."""
-        return self._target.options.parallel
 
     @property
     def pass_counts(self) -> PassCounts:
@@ -475,14 +133,9 @@ class LLM(OfOneProcess):
         return self._pair.translation
 
     @property
-    def path(self) -> Path:
-        """File of the target."""
-        return self._target.path
-
-    @property
     def memory_bytes(self) -> int:
         """Approximate memory of the weights and caches, in bytes."""
-        parts = (self._target, self._draft, self._embedder, self._scorer)
+        parts = (self._target, self._draft, self.engine.embedder, self.engine.scorer)
         return sum(one.memory_bytes for one in parts if one)
 
     @property
@@ -500,115 +153,9 @@ class LLM(OfOneProcess):
         return self.file_numbers
 
     @property
-    def generates(self) -> bool:
-        """Whether the model generates text; without that it only computes embeddings."""
-        return not self._target.file.embeds_only
-
-    @property
-    def chat_template(self) -> str | None:
-        """The file's Jinja template, which formats messages as a prompt, or None."""
-        return self._target.weights.chat_template
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the target has a chat template."""
-        return self._target.weights.chat_template is not None
-
-    @property
-    def can_see(self) -> bool:
-        """Whether prompts may have images: the model was loaded with a projector."""
-        return getattr(self._target, "sees", False)
-
-    @property
-    def can_think(self) -> bool:
-        """Whether the chat template has reasoning parts, which are separated from the answers."""
-        return reasoning_format(self.vocabulary) is not None
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """Variables that the chat template reads and a request may set."""
-        return names_read(self.vocabulary.chat_template or "")
-
-    def tokenize(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        images: Sequence[GivenImage] = (),
-        prefill: str = "",
-        special: bool = True,
-        tools: Tools | None = None,
-        think: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        most: int | None = None,
-    ) -> list[int]:
-        """Return the token ids of a text, or of messages in the model's chat template.
-
-        Args:
-            prompt: A text, or messages.
-            images: As for `generate`. The ids of an image are above those of all tokens. They are
-                valid while the returned list, or another one with the image, is in memory.
-            prefill: Beginning of the answer.
-            special: Parse `<|im_end|>` and similar strings in a text as special tokens. In messages
-                they are never parsed.
-            tools: Functions that the model may call, for the template, in OpenAI's format.
-            think: As for `generate`.
-            chat_template_kwargs: As for `generate`.
-            most: Most tokens; None for any number.
-
-        Raises:
-            PromptTooLongError: There are more than `most`. Of a very long text only the beginning
-                is tokenised, and the number in the error is an estimate.
-        """
-        check_types(images=images, special=special, most=most)
-        options = read_options(prefill, tools, think, chat_template_kwargs)
-        text = cast("str | Sequence[Message]", read_prompt(prompt, takes_ids=False))
-        _ = self.vocabulary  # a closed LLM raises
-        ids = encode(self._target, text, options, special=special, images=images, most=most)
-        if most is not None and len(ids) > most:
-            raise PromptTooLongError(len(ids), self.n_ctx, n_ctx_limit=self.n_ctx_limit)
-        return ids
-
-    def tokenize_infill(
-        self,
-        prefix: str,
-        suffix: str,
-        files: Sequence[tuple[str, str]] = (),
-        *,
-        most: int | None = None,
-    ) -> list[int]:
-        """Return the prompt for the text between `prefix` and `suffix`.
-
-        The order is files, prefix, suffix, middle. Special tokens in the texts are not parsed.
-
-        Args:
-            prefix: Text before the answer.
-            suffix: Text after the answer.
-            files: Names and texts of other files, in the form of llama-server's `/infill`.
-            most: As for `tokenize`.
-
-        Raises:
-            PromptTooLongError: As for `tokenize`.
-            NoInfillError: The vocabulary has no tokens for it.
-        """
-        check_types(prefix=prefix, suffix=suffix, files=files, most=most)
-        return encode_infill(self.vocabulary, prefix, suffix, files, most)
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token; empty for a token without text."""
-        check_types(token=token)
-        return self.vocabulary.piece(token)
-
-    def token_text(self, token: int) -> str:
-        """Return the text of one token, with replacement characters for incomplete characters."""
-        check_types(token=token)
-        weights = self.vocabulary
-        return weights.piece(token).decode("utf-8", errors="replace") or weights.token_text(token)
-
-    @property
     def vocabulary(self) -> Weights:
         """The vocabulary of the target; lookups are possible while a request runs."""
-        self._queue.check_open()
-        return self._target.weights
+        return self.engine.vocabulary
 
     # ---- embeddings
 
@@ -654,10 +201,10 @@ class LLM(OfOneProcess):
         ids = encode_texts(self.vocabulary, texts, special, on_pass)
 
         def run() -> NDArray[np.float32] | list[NDArray[np.float32]]:
-            if self._embedder is None:
-                self._embedder = Embedder(self._target)
             # `close` of another thread waits for the turn
-            return embed(self._embedder, ids, normalize, lambda: self.vocabulary, on_pass)
+            return embed(
+                self.engine.own_embedder(), ids, normalize, lambda: self.vocabulary, on_pass
+            )
 
         return self._queue.in_turn(run)
 
@@ -718,8 +265,7 @@ class LLM(OfOneProcess):
             NoGenerationError: The model generates no text.
             NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
         """
-        if not self.generates:
-            raise NoGenerationError(self.path, self._target.file.header.architecture)
+        self.engine.check_generates()
         check_types(options=options, on_pass=on_pass)
         if not options:
             hint = "give the texts to choose from."
@@ -735,52 +281,13 @@ class LLM(OfOneProcess):
             passed(0)
             most = self.n_ctx - 1
             tokens = [*self.tokenize(prompt, prefill=before + option, most=most, **encoding)]
-            check_request(Request(tokens, self.sampling, self.speculation), self._target)
+            self.engine.check(tokens, self.sampling)
             return tokens
 
         def run() -> list[ScoredOption]:
-            self._scorer = self._scorer or Scorer(self._target)
-            return choose(self._scorer, options, prompts_with_option, passed)
+            return choose(self.engine.own_scorer(), options, prompts_with_option, passed)
 
         prompts_with_option = [encoded(option) for option in ("", *options)]
-        return self._queue.in_turn(run)
-
-    def score(
-        self, text: str | Sequence[int], logprobs: int = 0, *, on_pass: OnProgress | None = None
-    ) -> list[TokenLogprob]:
-        """Return the log-probability of each token of a text after those before it.
-
-        The first token has none, so there is one less than tokens. The values have the same bits
-        alone and beside any other requests.
-
-        Args:
-            text: The text, or its token ids.
-            logprobs: Number of likeliest tokens at each place.
-            on_pass: Called before each pass. An exception of it ends the call.
-
-        Raises:
-            EmptyPromptError, PromptTooLongError, InvalidOptionError: The text is empty, too long,
-                or has an id that is not in the vocabulary.
-            NoGenerationError: The model generates no text.
-            NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
-        """
-        if not self.generates:
-            raise NoGenerationError(self.path, self._target.file.header.architecture)
-        check_types(on_pass=on_pass)
-        sampling = replace(self.sampling, logprobs=logprobs)
-        most = self.n_ctx - 1
-        ids = self.tokenize(text, most=most) if isinstance(text, str) else [*text]
-        check_request(Request(ids, sampling, self.speculation), self._target)
-
-        def passed(_n_done: int) -> None:
-            _ = self.vocabulary  # `close` of another thread waits for the turn
-            if on_pass:
-                on_pass(Progress("score", 0, len(ids), "tokens"))
-
-        def run() -> list[TokenLogprob]:
-            self._scorer = self._scorer or Scorer(self._target)
-            return score(self._scorer, ids, logprobs, passed)
-
         return self._queue.in_turn(run)
 
     # ---- state
@@ -813,8 +320,7 @@ class LLM(OfOneProcess):
         Raises:
             BusyError, ClosedError: As for a generation.
         """
-        if not self.generates:
-            raise NoGenerationError(self.path, self._target.file.header.architecture)
+        self.engine.check_generates()
         ticket = Ticket()
         try:
             self._queue.take(ticket)
@@ -868,30 +374,6 @@ class LLM(OfOneProcess):
             for one in models
         ] + [one.exactness for one in models]
 
-    def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
-        """Write both caches and the given data to a file, completely or not at all.
-
-        Raises:
-            SessionError: The file cannot be written.
-            BusyError, ClosedError: As for a generation.
-        """
-        check_types(path=path, data=data)
-        self._queue.in_turn(partial(save_session, Path(path), data, self._target, self._draft))
-
-    def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
-        """Restore both caches from a file that `save_session` wrote, and return its data.
-
-        Returns:
-            The data, and the reason why the caches could not be restored, so that the models must
-            prefill again; empty if they were restored.
-
-        Raises:
-            SessionError: The file is missing, damaged, or not a session file.
-            BusyError, ClosedError: As for a generation.
-        """
-        check_types(path=path)
-        return self._queue.in_turn(partial(restore_session, Path(path), self._target, self._draft))
-
     def logit_noise(self, k: int, exact: bool = True) -> float:
         """Return the largest logit shift that the pass width causes on this machine, in logits.
 
@@ -909,12 +391,6 @@ class LLM(OfOneProcess):
     def profile(self) -> Profile:
         """Costs and agreement measured for the models on this machine."""
         return self._pair.profile
-
-    @property
-    def prompt_token_s(self) -> float:
-        """Approximate seconds to read a token of a prompt, as measured here; 0 if unknown."""
-        read, widths = self._kept.reading.seconds(1), self._pair.profile.target
-        return read or (widths[max(widths)] / max(widths) if widths else 0.0)
 
     def use_profile(self, profile: Profile) -> None:
         """Use other costs from now on, and drop the statistics learned with the old ones.
@@ -941,24 +417,6 @@ class LLM(OfOneProcess):
             BusyError, ClosedError: As for a generation.
         """
         self._queue.in_turn(partial(self._pair.restore, snapshot))
-
-    # ---- the end
-
-    def close(self) -> None:
-        """Free the native memory; repeated calls have no effect.
-
-        An open stream is closed first. A round in progress is finished first.
-
-        Raises:
-            BusyError: This thread is inside a round, or has reserved the models.
-        """
-        self._queue.close(self._free)
-
-    def _free(self) -> None:
-        self._kept.forget()
-        for one in filter(None, (self._embedder, self._scorer)):
-            one.close()
-        self._pair.close()
 
     def __enter__(self) -> LLM:
         return self

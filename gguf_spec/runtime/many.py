@@ -9,11 +9,11 @@ from functools import cache, partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from ..engine import Prompt
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
 from ..results import Completion
 from ..system.process import before_end_of_threads
-from .prompt import Prompt
 from .stream import Stream
 
 J = TypeVar("J")

@@ -13,6 +13,7 @@ import hashlib
 import http.client
 import itertools
 import json
+import operator
 import os
 import socket
 import threading
@@ -21,19 +22,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .. import __version__
-from ..engine import Facts
+from ..engine import Answer, Engine, Facts, Infill, Request
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
-from ..options import K_MAX, LOADING, Sampling, Speculation
+from ..images import GivenImage, has_images
+from ..options import LOADING, Message, PromptOptions, Sampling, Speculation
 from ..results import Chunk, Completion, OnProgress, Part, Progress, Stats, TokenLogprob
+from ..runtime.client import Client
 from ..system.files import atomic_write, state_folder
+from ..vocabulary import Tokens
 
 if TYPE_CHECKING:
-    from ..runtime.chat import Chat
     from ..runtime.llm import LLM
+    from ..runtime.local_engine import LocalEngine
     from .model_pool import ServedModel
 
 _TIMEOUT_S = 2.0  # for the answer of a server
@@ -170,6 +174,9 @@ _PACKED: dict[str, Callable[..., Any]] = {
         Part,
         Progress,
         Facts,
+        Request,
+        PromptOptions,
+        Infill,
     )
 }
 _COLLECTIONS: dict[str, Callable[..., Any]] = {
@@ -229,73 +236,47 @@ def unpack(value: Any) -> Any:
     return _PACKED[value["type"]](**fields_of)
 
 
-def facts_of(llm: LLM) -> Facts:
-    """Return what is known of a model."""
-    return Facts(
-        name=llm.name,
-        path=llm.path,
-        draft_name=llm.draft_name,
-        prompt=llm.prompt,
-        n_ctx=llm.n_ctx,
-        n_ctx_limit=llm.n_ctx_limit,
-        n_ctx_max=llm.n_ctx_max,
-        parallel=llm.parallel,
-        parallel_reason=llm.parallel_reason,
-        is_exact=not llm.logit_noise(K_MAX),
-        generates=llm.generates,
-        can_see=llm.can_see,
-        can_think=llm.can_think,
-        chat_template=llm.chat_template,
-        template_variables=llm.template_variables,
-        sampling=llm.sampling,
-        sampling_sources=llm.sampling_sources,
-        speculation=llm.speculation,
-        notes=llm.notes,
-        draft_notes=llm.draft_notes,
-        prompt_token_s=llm.prompt_token_s,
-    )
-
-
-def _tokenize(llm: LLM, prompt: Any, **options: Any) -> list[int]:
-    owner: Any = llm.vocabulary if "start" in options else llm
-    return list(owner.tokenize(prompt, **options))
-
-
-# Method of a `ServedLLM` -> what does it with a model, in the server or in this process.
+# What a `RemoteEngine` looks up -> how a vocabulary is asked for it.
 _LOOKS: dict[str, Callable[..., Any]] = {
-    "is_end": lambda llm, token: llm.vocabulary.is_end(token),
-    "token_text": lambda llm, token: llm.token_text(token),
-    "token_bytes": lambda llm, token: [*llm.token_bytes(token)],
-    "tokenize": _tokenize,
+    "tokenize": lambda tokens, **options: tokens.tokenize(**options),
+    "piece": lambda tokens, token: [*tokens.piece(token)],
+    "token_text": lambda tokens, token: tokens.token_text(token),
+    "is_end": lambda tokens, token: tokens.is_end(token),
 }
 
 
 def call(
-    llm: LLM, data: Any, send: Callable[[str, Any], None], reading: Callable[..., Any]
+    engine: Engine[Answer],
+    data: Any,
+    send: Callable[[str, Any], None],
+    reading: Callable[..., Any],
 ) -> None:
-    """Do what a `ServedLLM` asks for.
+    """Do what a `RemoteEngine` asks for.
 
     Args:
         data: The body of the request: `method` and `options`.
         send: Called with the kind and the value of each part of the answer.
-        reading: Context manager that cancels a stream when the client leaves.
+        reading: Context manager that cancels an answer when the client leaves.
     """
     method, options = data["method"], unpack(data["options"])
     if method == "facts":
-        send("value", facts_of(llm))
+        send("value", engine.facts)
+    elif method == "encode":
+        send("value", [*engine.encode(**options)])
     elif method in _LOOKS:
-        send("value", _LOOKS[method](llm, **options))
-    elif method == "stream":
-        if options.pop("reports"):
-            options["on_prompt"] = lambda progress: send("progress", progress)
-        with llm.stream(**options) as stream, reading(stream):
-            send("begun", [stream.stats, stream.seed])
+        send("value", _LOOKS[method](engine.vocabulary, **options))
+    elif method == "submit":
+        request: Request = options["request"]
+        if options["reports"]:
+            request = replace(request, on_prompt=lambda progress: send("progress", progress))
+        with engine.submit(request) as answer, reading(answer):
+            send("begun", [answer.stats, answer.seed])
 
             def send_chunk(chunk: Chunk) -> None:
-                send("stats", stream.stats)  # before it, for a client that ends the answer there
+                send("stats", answer.stats)  # before it, for a client that ends the answer there
                 send("chunk", chunk)
 
-            send("value", stream.run_to_end(send_chunk))
+            send("value", answer.run_to_end(send_chunk))
     else:
         raise ValueError(method)
 
@@ -389,10 +370,43 @@ class ServedStream:
         self.close()
 
 
-class ServedLLM:
-    """A model in a running server, with what commands use of an `LLM`.
+class _RemoteTokens:
+    """Look-ups in the vocabulary of an engine in another process; the answers are kept."""
 
-    What the server refuses, or what is asked when it is gone, is done by the model in this process.
+    def __init__(self, look: Callable[..., Any]) -> None:
+        self._look = look
+        self._known: dict[tuple[str, int], Any] = {}
+
+    def tokenize(
+        self, text: str | bytes, *, special: bool, start: bool = True, most: int | None = None
+    ) -> list[int]:
+        text = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        found: list[int] = self._look(
+            "tokenize", text=text, special=special, start=start, most=most
+        )
+        return found
+
+    def piece(self, token: int) -> bytes:
+        return bytes(self._of("piece", token))
+
+    def token_text(self, token: int) -> str:
+        return str(self._of("token_text", token))
+
+    def is_end(self, token: int) -> bool:
+        return bool(self._of("is_end", token))
+
+    def _of(self, method: str, token: int) -> Any:
+        token = operator.index(token)
+        if (method, token) not in self._known:
+            self._known[method, token] = self._look(method, token=token)
+        return self._known[method, token]
+
+
+class RemoteEngine:
+    """A model in a running server; see `gguf_spec.engine`.
+
+    What the server refuses, or what is asked when it is gone, is done by the model in this process,
+    which is loaded for it. So are images, sessions and the scores of texts.
     """
 
     def __init__(
@@ -405,189 +419,77 @@ class ServedLLM:
     ) -> None:
         """Ask a server for a model, by its name there; `load` loads its file in this process."""
         self.url, self._server, self._model, self._load = server.url, server, model, load
-        self.path, self.speculation = path, speculation
-        self._llm: LLM | None = None
+        self._loaded: LLM | None = None
         self._loading, self._ended = threading.Lock(), threading.Event()
         self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
         self._is_taken = False
-        self.known: Facts = self._call("facts")
+        facts: Facts = self._call("facts")
+        self._facts = replace(facts, path=path, speculation=speculation)
+        self._tokens = _RemoteTokens(self._look)
         self._is_taken = True
 
-    def _here(self) -> LLM:
+    def _here(self) -> LocalEngine:
         with self._loading:
-            if self._llm is None:
-                self._llm = self._load()
-                self.known = facts_of(self._llm)
-        return self._llm
+            if self._loaded is None:
+                self._loaded = self._load()
+        return self._loaded.engine
 
     @property
-    def name(self) -> str:
-        """As `LLM.name`."""
-        return self.known.name
+    def facts(self) -> Facts:
+        return self._loaded.engine.facts if self._loaded else self._facts
 
     @property
-    def draft_name(self) -> str | None:
-        """As `LLM.draft_name`."""
-        return self.known.draft_name
+    def vocabulary(self) -> Tokens:
+        return self._loaded.engine.vocabulary if self._loaded else self._tokens
 
-    @property
-    def prompt(self) -> str:
-        """As `LLM.prompt`."""
-        return self.known.prompt
+    def check_generates(self) -> None:
+        if not self._facts.generates:
+            self._here().check_generates()
 
-    @property
-    def n_ctx(self) -> int:
-        """As `LLM.n_ctx`."""
-        return self.known.n_ctx
+    def encode(
+        self,
+        prompt: str | Sequence[Message] | Infill,
+        form: PromptOptions,
+        *,
+        special: bool = True,
+        images: Sequence[GivenImage] = (),
+        most: int | None = None,
+    ) -> list[int]:
+        if not (self._loaded or images or has_images(prompt)):
+            asked = {"prompt": prompt, "form": form, "special": special, "most": most}
+            with contextlib.suppress(_NotServedError):
+                found: list[int] = self._call("encode", **asked)
+                return found
+        return self._here().encode(prompt, form, special=special, images=images, most=most)
 
-    @property
-    def n_ctx_limit(self) -> int | None:
-        """As `LLM.n_ctx_limit`."""
-        return self.known.n_ctx_limit
+    def submit(self, request: Request) -> Answer:
+        """Begin an answer; one whose callback may end it at a token is of this process."""
+        prompt = request.prompt
+        is_own = request.on_token or request.images or has_images(prompt)
+        if not (self._loaded or is_own):
+            report = request.on_prompt
+            asked = {"request": replace(request, on_prompt=None), "reports": report is not None}
+            with contextlib.suppress(_NotServedError):
+                parts, end = self._ask("submit", asked)
+                return ServedStream(parts, self.url, end, report)
+        return self._here().submit(request)
 
-    @property
-    def n_ctx_max(self) -> int:
-        """As `LLM.n_ctx_max`."""
-        return self.known.n_ctx_max
+    def score(
+        self, tokens: Sequence[int], logprobs: int, on_pass: Callable[[], object]
+    ) -> list[TokenLogprob]:
+        return self._here().score(tokens, logprobs, on_pass)
 
-    @property
-    def parallel(self) -> int:
-        """As `LLM.parallel`."""
-        return self.known.parallel
-
-    @property
-    def parallel_reason(self) -> str:
-        """As `LLM.parallel_reason`."""
-        return self.known.parallel_reason
-
-    @property
-    def generates(self) -> bool:
-        """As `LLM.generates`."""
-        return self.known.generates
-
-    @property
-    def can_see(self) -> bool:
-        """As `LLM.can_see`."""
-        return self.known.can_see
-
-    @property
-    def can_think(self) -> bool:
-        """As `LLM.can_think`."""
-        return self.known.can_think
-
-    @property
-    def chat_template(self) -> str | None:
-        """As `LLM.chat_template`."""
-        return self.known.chat_template
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """As `LLM.template_variables`."""
-        return self.known.template_variables
-
-    @property
-    def sampling(self) -> Sampling:
-        """As `LLM.sampling`."""
-        return self.known.sampling
-
-    @property
-    def sampling_sources(self) -> Mapping[str, str]:
-        """As `LLM.sampling_sources`."""
-        return self.known.sampling_sources
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """As `LLM.notes`."""
-        return self.known.notes
-
-    @property
-    def draft_notes(self) -> tuple[str, ...]:
-        """As `LLM.draft_notes`."""
-        return self.known.draft_notes
-
-    @property
-    def prompt_token_s(self) -> float:
-        """As `LLM.prompt_token_s`."""
-        return self.known.prompt_token_s
-
-    @property
-    def has_chat_template(self) -> bool:
-        """As `LLM.has_chat_template`."""
-        return self.chat_template is not None
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether its texts do not depend on the requests beside them."""
-        return self.known.is_exact
-
-    @property
-    def vocabulary(self) -> Any:
-        """What tokenises texts, and tells the ends of generations apart from other tokens."""
-        return self._llm.vocabulary if self._llm else self
-
-    def is_end(self, token: int) -> bool:
-        """Return whether a token ends a generation."""
-        return bool(self._look("is_end", token=token))
-
-    def token_text(self, token: int) -> str:
-        """Return the text of a token, as `LLM.token_text`."""
-        return str(self._look("token_text", token=token))
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token, as `LLM.token_bytes`."""
-        return bytes(self._look("token_bytes", token=token))
-
-    def tokenize(self, prompt: Any, **options: Any) -> list[int]:
-        """Return token ids, as `LLM.tokenize`, or as its vocabulary does, which has `start`."""
-        return list(self._look("tokenize", prompt=prompt, **options))
-
-    def tokenize_infill(self, prefix: str, suffix: str, *files: Any, **options: Any) -> list[int]:
-        """Return the prompt for a text in between, as `LLM.tokenize_infill`."""
-        return self._here().tokenize_infill(prefix, suffix, *files, **options)
-
-    def score(self, text: str | Sequence[int], *n: int, **options: Any) -> list[TokenLogprob]:
-        """Return the log-probability of each token of a text, as `LLM.score`."""
-        return self._here().score(text, *n, **options)
-
-    def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
-        """Write data and the caches of the model in this process, as `LLM.save_session`."""
+    def save_session(self, path: Path, data: Mapping[str, Any]) -> None:
         self._here().save_session(path, data)
 
-    def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
-        """Restore the caches of the model in this process, as `LLM.restore_session`."""
+    def restore_session(self, path: Path) -> tuple[dict[str, Any], str]:
         return self._here().restore_session(path)
 
-    def chat(self, system: str | None = None, **options: Any) -> Chat:
-        """Start a conversation, as `LLM.chat`."""
-        from ..runtime.chat import Chat
-
-        return Chat(cast("LLM", self), system, **options)
-
-    def generate(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Completion:
-        """Return a complete answer, as `LLM.generate`."""
-        with self.stream(prompt, sampling, **options) as stream:
-            result: Completion = stream.run_to_end()
-        return result
-
-    def stream(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Any:
-        """Start a generation, as `LLM.stream`; one with images is of this process."""
-        options |= {"prompt": prompt, "sampling": sampling}
-        options["speculation"] = options.get("speculation") or self.speculation
-        if not self._llm and not options.get("images"):
-            report = options.get("on_prompt")
-            asked = options | {"on_prompt": None, "reports": report is not None}
-            with contextlib.suppress(_NotServedError):
-                parts, end = self._ask("stream", asked)
-                return ServedStream(parts, self.url, end, report)
-        return self._here().stream(**options)
-
-    stream_tokens = stream
-
     def _look(self, method: str, **options: Any) -> Any:
-        if not self._llm:
+        if not self._loaded:
             with contextlib.suppress(_NotServedError):
                 return self._call(method, **options)
-        return _LOOKS[method](self._here(), **options)
+        return _LOOKS[method](self._here().vocabulary, **options)
 
     def _call(self, method: str, **options: Any) -> Any:
         parts, _ = self._ask(method, options)
@@ -652,8 +554,42 @@ class ServedLLM:
 
     def close(self) -> None:
         """Close what was loaded in this process."""
-        if self._llm:
-            self._llm.close()
+        if self._loaded:
+            self._loaded.close()
+
+
+class ServedLLM(Client[Answer]):
+    """A model in a running server, with what commands use of an `LLM`.
+
+    What the server refuses, or what is asked when it is gone, is done by the model in this process.
+    """
+
+    engine: RemoteEngine
+
+    def __init__(
+        self,
+        server: RunningServer,
+        model: str,
+        load: Callable[[], LLM],
+        path: Path,
+        speculation: Speculation,
+    ) -> None:
+        """Ask a server for a model; arguments as of `RemoteEngine`."""
+        super().__init__(RemoteEngine(server, model, load, path, speculation))
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self.engine.url
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its texts do not depend on the requests beside them."""
+        return self.engine.facts.is_exact
+
+    def end_requests(self) -> None:
+        """End the requests that wait for their turn in the server; refuse further ones."""
+        self.engine.end_requests()
 
     def __enter__(self) -> ServedLLM:
         return self
@@ -665,7 +601,7 @@ class ServedLLM:
 def _parts(
     response: http.client.HTTPResponse, connection: http.client.HTTPConnection
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an answer: kinds and values; errors as of `ServedLLM._ask`."""
+    """Yield the parts of an answer: kinds and values; errors as of `RemoteEngine._ask`."""
     with contextlib.closing(connection):
         while True:
             try:

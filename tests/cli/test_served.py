@@ -176,7 +176,7 @@ def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
 
         with Batch(given, io.BytesIO()) as run, pytest.raises(KeyboardInterrupt):
             run.run(llm, on_progress=interrupt)
-        assert server._app.worker.n_running == 1 and llm._llm is None
+        assert server._app.worker.n_running == 1 and llm.engine._loaded is None
 
 
 def test_texts_that_depend_on_drafts_are_of_this_process(run):
@@ -209,9 +209,9 @@ def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
         waits.append(seconds)
         monkeypatch.setattr(worker, "_most", 8)
 
-    monkeypatch.setattr(llm._ended, "wait", wait)
+    monkeypatch.setattr(llm.engine._ended, "wait", wait)
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
-    assert waits and llm._llm is None
+    assert waits and llm.engine._loaded is None
 
 
 @pytest.mark.full
@@ -236,9 +236,12 @@ def test_only_the_token_of_the_file_opens_the_route(server):
 
 BAD = [
     {}, {"model": "tales"}, {"model": "tales", "method": "close", "options": {}},
-    {"model": "tales", "method": "stream", "options": {"type": "os.system", "fields": {}}},
-    {"model": "tales", "method": "stream", "options": {"type": "Sampling", "fields": {"top_k": "x"}}},
-    {"model": "tales", "method": "stream", "options": {"type": "dict", "items": [["reports", False]]}},
+    {"model": "tales", "method": "stream", "options": {"type": "dict", "items": []}},
+    {"model": "tales", "method": "submit", "options": {"type": "os.system", "fields": {}}},
+    {"model": "tales", "method": "submit", "options": {"type": "Sampling", "fields": {"top_k": "x"}}},
+    {"model": "tales", "method": "submit", "options": {"type": "dict", "items": [["reports", False]]}},
+    {"model": "tales", "method": "submit", "options": {"type": "dict", "items": [["reports", False], ["request", "Once"]]}},
+    {"model": "tales", "method": "encode", "options": {"type": "dict", "items": [["prompt", 5]]}},
     {"model": "tales", "method": "tokenize", "options": {"type": "dict", "items": [1]}},
     {"model": "tales", "method": "facts", "options": None}, {"model": 5},
 ]  # fmt: skip
@@ -264,7 +267,7 @@ def test_what_a_server_does_not_do_is_done_here(llm, server):
     assert llm.token_text(llm.tokenize("Once")[-1]) and not llm.is_end(5)
     server.close()
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
-    assert llm._llm is not None and llm.n_ctx == 2048
+    assert llm.engine._loaded is not None and llm.n_ctx == 2048
 
 
 def test_a_server_that_ends_in_the_middle_is_named():
@@ -338,21 +341,21 @@ def test_the_file_can_be_read_by_its_owner_only(server, tmp_path):
 def test_the_facts_of_a_server_are_those_of_its_model(llm, server):
     """They cross the wall with their types, and nothing is loaded for them."""
     (own,) = server._app._pool.loaded_llms()
-    here = running.facts_of(own)
+    here = own.engine.facts
     there = running.unpack(json.loads(json.dumps(running.pack(here))))
-    assert there == here and {*map(type, vars(there).values())} == {*map(type, vars(here).values())}
+    assert there == here and [*map(type, vars(there).values())] == [*map(type, vars(here).values())]
     for name in vars(here):
         found = getattr(llm, name)
-        assert found == getattr(here, name) or name == "prompt_token_s", name
+        assert found == getattr(here, name) or name in ("prompt_token_s", "speculation"), name
     assert llm.has_chat_template == own.has_chat_template
     with pytest.raises(AttributeError):
         _ = llm.no_such_member
-    assert llm._llm is None
+    assert llm.engine._loaded is None
 
 
 def test_the_facts_are_those_of_the_model_that_answers(llm, server):
     """After the server is gone, and the model is loaded here with another context."""
-    llm._load = lambda: gguf_spec.load("tales", **LOADS, n_ctx=256)
+    llm.engine._load = lambda: gguf_spec.load("tales", **LOADS, n_ctx=256)
     assert llm.n_ctx == 2048
     server.close()
     assert llm.generate("Once", Sampling(seed=1, max_tokens=2)).tokens

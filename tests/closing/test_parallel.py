@@ -30,6 +30,8 @@ FILES = (
     "runtime/generation.py",
     "runtime/llm.py",
     "runtime/chat.py",
+    "runtime/client.py",
+    "runtime/local_engine.py",
     "runtime/many.py",
 )
 
