@@ -28,10 +28,10 @@ from .model_pool import ServedModel
 from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
 
 if TYPE_CHECKING:
+    from ..engine import Answer
     from ..options import Sampling
     from ..results import OnProgress
     from ..runtime.llm import LLM
-    from ..runtime.stream import Stream
 
 Message = dict[str, Any]
 JOB = "gguf_spec.job"  # key of the job of a request in its ASGI scope
@@ -107,7 +107,7 @@ class Choice:
     index: int
     seed: int
     sampling: Sampling
-    open: Callable[..., Stream]
+    open: Callable[..., Answer]
     unenforced: Unenforced | None = None
 
     def faults(self, result: Completion, llm: LLM) -> list[str]:
@@ -162,7 +162,7 @@ def requests_of(
 
     def begin(
         i: int, prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None
-    ) -> Stream:
+    ) -> Answer:
         _score(request, i, prompt, llm, why)
         if request.suffix is not None:
             prompt = infill_prompt(llm, prompt, request, grows)
@@ -319,7 +319,7 @@ class Job:
         self.last: Event = Done()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._streams: list[Stream] = []
+        self._streams: list[Answer] = []
         # Not the same lock: a choice of a long prompt takes long, and the event loop cancels.
         self._choosing = threading.Lock()
         self._choices: Iterator[Choice] | None = None
@@ -397,7 +397,7 @@ class Job:
         self.post(self.last)
 
     @contextmanager
-    def reading(self, stream: Stream) -> Iterator[None]:
+    def reading(self, stream: Answer) -> Iterator[None]:
         """Let `cancel` and `fail` cancel a stream inside of the block."""
         with self._lock:
             self._streams.append(stream)

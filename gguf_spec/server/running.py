@@ -258,7 +258,7 @@ def call(
         send: Called with the kind and the value of each part of the answer.
         reading: Context manager that cancels an answer when the client leaves.
     """
-    method, options = data["method"], unpack(data["options"])
+    method, options = data["method"], dict(unpack(data["options"]))
     if method == "facts":
         send("value", engine.facts)
     elif method == "encode":
@@ -586,6 +586,10 @@ class ServedLLM(Client[Answer]):
     def is_exact(self) -> bool:
         """Whether its texts do not depend on the requests beside them."""
         return self.engine.facts.is_exact
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends a generation."""
+        return self.vocabulary.is_end(token)
 
     def end_requests(self) -> None:
         """End the requests that wait for their turn in the server; refuse further ones."""

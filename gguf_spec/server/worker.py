@@ -29,9 +29,9 @@ from .model_pool import ModelPool, ServedModel
 from .requests import CompletionRequest, LineReader
 
 if TYPE_CHECKING:
+    from ..engine import Answer
     from ..results import Chunk, Progress
     from ..runtime.llm import LLM
-    from ..runtime.stream import Stream
 
 
 # Bytes of all requests that wait, about, as they are held in memory.
@@ -361,7 +361,7 @@ class Report:
 
     def __init__(self, job: Job, llm: LLM, choice: Choice, step: Callable[[], None]) -> None:
         assert isinstance(job.request, CompletionRequest)
-        self.stream: Stream
+        self.stream: Answer
         self.times_s = [job.began_s]
         self._job, self._llm, self._index, self._step = job, llm, choice.index, step
         self._lines = LineReader(job.request.lines) if job.request.lines else None

@@ -672,5 +672,5 @@ def test_the_steps_of_an_edit_ask_a_model_once_or_not_at_all(writer):
     edit = run(model, writer, write, Sampling(temperature=0), 5, {"b.txt": "seen"})
     (one,) = asked
     assert (one.sampling.max_tokens, one.sampling.temperature) == (5, 0)
-    assert "seen" in str(one.arguments["prompt"]) and one.sampling.stop == ["\n```"]
+    assert "seen" in str(one.arguments["prompt"]) and one.sampling.stop == ("\n```",)
     assert (edit.text, edit.way, edit.seed) == ("b\nb\nb\n", "text", 7)
