@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-A = TypeVar("A", bound=Answer)
+AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
-class Client(Generic[A]):
+class Client(Generic[AnswerT]):
     """What programs and commands do with an engine."""
 
-    def __init__(self, engine: Engine[A]) -> None:
+    def __init__(self, engine: Engine[AnswerT]) -> None:
         """Use an engine; options of requests have the defaults of its facts."""
         facts = engine.facts
         self.engine = engine
@@ -103,7 +103,7 @@ class Client(Generic[A]):
             ImageError, NoVisionError: An image cannot be read, or there is no projector.
             BusyError: This thread has an open stream of this LLM.
         """
-        stream: A | None = None
+        stream: AnswerT | None = None
         if self.prompt == "chat" and isinstance(prompt, str) and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
@@ -150,7 +150,7 @@ class Client(Generic[A]):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
         **options: Any,
-    ) -> A:
+    ) -> AnswerT:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
         The LLM is reserved until the stream ends or is closed.
@@ -163,7 +163,7 @@ class Client(Generic[A]):
             sampling or self.sampling, speculation or self.speculation, options, ARGUMENTS
         )
         form = read_options(prefill, tools, think, chat_template_kwargs)
-        if more := tuple(stop_tokens):
+        if more := tuple(map(operator.index, stop_tokens)):
             sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
         return self.engine.submit(
             Request(
@@ -276,7 +276,7 @@ class Client(Generic[A]):
 
     def stream_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
-    ) -> A:
+    ) -> AnswerT:
         """Call `stream`, which takes token ids too, with the same options."""
         return self.stream(tokens, sampling, **options)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 
@@ -14,6 +15,7 @@ import gguf_spec
 from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.batch import Batch, LineDefaults
 from gguf_spec.errors import GgufSpecError, NoTokenLeftError
+from gguf_spec.options import IMAGE_IDS
 from gguf_spec.runtime.stream import Stream
 from gguf_spec.server import (
     ModelPool,
@@ -254,6 +256,49 @@ def test_a_wrong_call_is_refused(server, body):
     assert reply.status in (200, 400, 404)
     refusal, end = reply.body.splitlines() if reply.status == 200 else (b'["refused"', b"")
     assert refusal.startswith(b'["refused"') and end in (b'["end", null]', b"")
+
+
+SEEN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm: llm.tokenize(SEEN),
+        lambda llm: llm.tokenize("what?", images=["cat.jpg"]),
+        lambda llm: llm.stream(SEEN),
+        lambda llm: llm.stream([1, IMAGE_IDS + 3, 5]),
+        lambda llm: llm.stream("Once", on_token=print),
+        lambda llm: llm.score("Once upon"),
+    ],
+    ids=["parts", "images", "messages", "ids", "callback", "scores"],
+)
+def test_what_belongs_to_this_process_is_not_sent(llm, monkeypatch, ask):
+    """Ids of images are valid in one process; a callback may end an answer at a token."""
+
+    class NotLoadedError(Exception):
+        pass
+
+    def load():
+        raise NotLoadedError
+
+    asked = []
+    call = type(llm.engine)._ask
+    monkeypatch.setattr(
+        type(llm.engine), "_ask", lambda *given: asked.append(given[1]) or call(*given)
+    )
+    monkeypatch.setattr(llm.engine, "_load", load)
+    with pytest.raises(NotLoadedError):
+        ask(llm)
+    assert {*asked} <= {"encode"}  # the ids of a text that is scored
+
+
+def test_a_callback_sees_each_token(llm):
+    tokens = []
+    result = llm.generate(
+        "Once", Sampling(seed=1, max_tokens=5), on_token=tokens.append, stop_tokens=[np.int64(4)]
+    )
+    assert tokens == [*result.tokens] and len(tokens) == 5
 
 
 def test_a_prompt_that_is_too_long(llm):

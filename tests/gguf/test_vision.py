@@ -573,8 +573,7 @@ def test_passes_behind_an_image_return_to_the_grid(files, monkeypatch):
 def test_an_image_of_another_size_than_checked(fresh):
     from dataclasses import replace
 
-    from gguf_spec.images import Image
-    from gguf_spec.images import check_image
+    from gguf_spec.images import Image, check_image
 
     image = check_image(ONE)
     assert isinstance(image, Image)
