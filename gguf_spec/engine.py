@@ -30,7 +30,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of an engine; it can be sent to another process.
+    """What does not change while an engine is loaded; it can be sent to another process.
 
     Attributes:
         name: The target's registry name or file name.
@@ -52,9 +52,6 @@ class Facts:
         speculation: Default draft options of a request.
         notes: Explanations of unexpected behaviour, such as an unused draft. One sentence each.
         draft_notes: Those of `notes` that are about the choice of the draft.
-        is_exact: Whether texts do not depend on the requests beside them, as measured so far.
-        prompt_token_s: Approximate seconds to read a token of a prompt, as measured so far; 0 if
-            unknown.
     """
 
     name: str
@@ -76,8 +73,18 @@ class Facts:
     speculation: Speculation
     notes: tuple[str, ...]
     draft_notes: tuple[str, ...]
-    is_exact: bool = False
-    prompt_token_s: float = 0.0
+
+
+class Measured(NamedTuple):
+    """What was measured of an engine so far.
+
+    Attributes:
+        is_exact: Whether texts do not depend on the requests beside them.
+        prompt_token_s: Approximate seconds to read a token of a prompt; 0 if unknown.
+    """
+
+    is_exact: bool
+    prompt_token_s: float
 
 
 class Infill(NamedTuple):
@@ -171,6 +178,10 @@ class Engine(Protocol[AnswerT_co]):
     @property
     def facts(self) -> Facts:
         """What is known of it; known after `close`, too."""
+
+    @property
+    def measured(self) -> Measured:
+        """What was measured so far."""
 
     @property
     def vocabulary(self) -> Tokens:

@@ -368,7 +368,7 @@ class Client(Generic[AnswerT]):
     @property
     def prompt_token_s(self) -> float:
         """Approximate seconds to read a token of a prompt, as measured here; 0 if unknown."""
-        return self.engine.facts.prompt_token_s
+        return self.engine.measured.prompt_token_s
 
     # ---- vocabulary
 

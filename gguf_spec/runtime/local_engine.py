@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from ..engine import Facts, Infill, Request
+from ..engine import Facts, Infill, Measured, Request
 from ..errors import InvalidOptionError, NoGenerationError, PromptTooLongError
 from ..images import GivenImage
 from ..llama.embedder import Embedder, Scorer
@@ -38,6 +37,7 @@ class LocalEngine(OfOneProcess):
         pair: The models. Only the turn of the queue may use them.
         queue: The requests.
         kept: Texts that no slot holds any more.
+        embedder, scorer: Contexts of their own, made with the first texts.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LocalEngine(OfOneProcess):
         """
         self.pair, self.target = pair, pair.target
         target, weights = pair.target, pair.target.weights
-        self._facts = Facts(
+        self.facts = Facts(
             name=name,
             path=target.path,
             draft_name=pair.draft.label if pair.draft else None,
@@ -83,21 +83,17 @@ class LocalEngine(OfOneProcess):
             notes=tuple(notes),
             draft_notes=tuple(draft_notes),
         )
-        self.embedder: Embedder | None = None  # made with the first texts, as the next one
+        self.embedder: Embedder | None = None
         self.scorer: Scorer | None = None
         slots = [slot for one in pair.slots for slot in one.slots]
         self.kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
-        self.queue = (ParallelQueue if self._facts.parallel > 1 else RequestQueue)(pair, self.kept)
+        self.queue = (ParallelQueue if self.facts.parallel > 1 else RequestQueue)(pair, self.kept)
 
     @property
-    def facts(self) -> Facts:
-        is_exact = not self.pair.logit_noise(Speculation(K_MAX))
-        return replace(self._facts, is_exact=is_exact, prompt_token_s=self.prompt_token_s)
-
-    @property
-    def prompt_token_s(self) -> float:
+    def measured(self) -> Measured:
         read, widths = self.kept.reading.seconds(1), self.pair.profile.target
-        return read or (widths[max(widths)] / max(widths) if widths else 0.0)
+        token_s = read or (widths[max(widths)] / max(widths) if widths else 0.0)
+        return Measured(not self.pair.logit_noise(Speculation(K_MAX)), token_s)
 
     @property
     def vocabulary(self) -> Weights:
@@ -105,7 +101,7 @@ class LocalEngine(OfOneProcess):
         return self.target.weights
 
     def check_generates(self) -> None:
-        if not self._facts.generates:
+        if not self.facts.generates:
             raise NoGenerationError(self.target.path, self.target.file.header.architecture)
 
     def encode(
@@ -184,7 +180,7 @@ class LocalEngine(OfOneProcess):
 
     def check(self, tokens: Sequence[int], sampling: Sampling) -> None:
         """Reject token ids that cannot be read, before any pass runs."""
-        request = generation.Request(tokens, sampling, self._facts.speculation)
+        request = generation.Request(tokens, sampling, self.facts.speculation)
         generation.check_request(request, self.target)
 
     def own_scorer(self) -> Scorer:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .. import __version__
-from ..engine import Answer, Engine, Facts, Infill, Request
+from ..engine import Answer, Engine, Facts, Infill, Measured, Request
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..images import GivenImage, has_images
 from ..options import LOADING, Message, PromptOptions, Sampling, Speculation
@@ -174,6 +174,7 @@ _PACKED: dict[str, Callable[..., Any]] = {
         Part,
         Progress,
         Facts,
+        Measured,
         Request,
         PromptOptions,
         Infill,
@@ -260,7 +261,7 @@ def call(
     """
     method, options = data["method"], dict(unpack(data["options"]))
     if method == "facts":
-        send("value", engine.facts)
+        send("value", [engine.facts, engine.measured])
     elif method == "encode":
         send("value", [*engine.encode(**options)])
     elif method in _LOOKS:
@@ -423,7 +424,9 @@ class RemoteEngine:
         self._loading, self._ended = threading.Lock(), threading.Event()
         self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
         self._is_taken = False
-        facts: Facts = self._call("facts")
+        facts: Facts
+        self._measured: Measured
+        facts, self._measured = self._call("facts")
         self._facts = replace(facts, path=path, speculation=speculation)
         self._tokens = _RemoteTokens(self._look)
         self._is_taken = True
@@ -437,6 +440,10 @@ class RemoteEngine:
     @property
     def facts(self) -> Facts:
         return self._loaded.engine.facts if self._loaded else self._facts
+
+    @property
+    def measured(self) -> Measured:
+        return self._loaded.engine.measured if self._loaded else self._measured
 
     @property
     def vocabulary(self) -> Tokens:
@@ -585,7 +592,7 @@ class ServedLLM(Client[Answer]):
     @property
     def is_exact(self) -> bool:
         """Whether its texts do not depend on the requests beside them."""
-        return self.engine.facts.is_exact
+        return self.engine.measured.is_exact
 
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""

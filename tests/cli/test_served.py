@@ -391,7 +391,8 @@ def test_the_facts_of_a_server_are_those_of_its_model(llm, server):
     assert there == here and [*map(type, vars(there).values())] == [*map(type, vars(here).values())]
     for name in vars(here):
         found = getattr(llm, name)
-        assert found == getattr(here, name) or name in ("prompt_token_s", "speculation"), name
+        assert found == getattr(here, name) or name == "speculation", name
+    assert llm.is_exact and llm.prompt_token_s > 0
     assert llm.has_chat_template == own.has_chat_template
     with pytest.raises(AttributeError):
         _ = llm.no_such_member
