@@ -42,10 +42,15 @@ class Client(Generic[AnswerT]):
         """Use an engine; options of requests have the defaults of its facts."""
         facts = engine.facts
         self.engine = engine
-        self.name, self.draft_name = facts.name, facts.draft_name
-        self.prompt, self.notes, self.draft_notes = facts.prompt, facts.notes, facts.draft_notes
-        self.sampling, self.sampling_sources = facts.sampling, facts.sampling_sources
-        self.speculation, self.parallel_reason = facts.speculation, facts.parallel_reason
+        self.name = facts.name
+        self.draft_name = facts.draft_name
+        self.prompt = facts.prompt
+        self.sampling = facts.sampling
+        self.sampling_sources = facts.sampling_sources
+        self.speculation = facts.speculation
+        self.parallel_reason = facts.parallel_reason
+        self.notes = facts.notes
+        self.draft_notes = facts.draft_notes
         self._has_warned = False  # that `generate` answers no questions
 
     # ---- text

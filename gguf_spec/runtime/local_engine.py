@@ -60,8 +60,9 @@ class LocalEngine(OfOneProcess):
         Args:
             prefix_memory: Bytes for texts that no slot holds any more.
         """
-        self.pair, self.target = pair, pair.target
-        target, weights = pair.target, pair.target.weights
+        self.pair = pair
+        self.target = target = pair.target
+        weights = target.weights
         self.facts = Facts(
             name=name,
             path=target.path,

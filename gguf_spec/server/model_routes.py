@@ -106,7 +106,7 @@ class ModelRoutes:
             return about | {"loaded": False}
         llm = loaded.llm
         try:
-            does = _capabilities(llm)
+            _ = llm.vocabulary
         except ClosedError:  # by the program that serves it
             return about | {"loaded": False}
         return about | {
@@ -115,7 +115,7 @@ class ModelRoutes:
             "n_ctx": llm.n_ctx,
             **dict.fromkeys(("max_model_len", "context_length"), self._pool.ctx_max(llm)),
             "meta": llm.file_numbers,
-            "capabilities": does,
+            "capabilities": _capabilities(llm),
             "max_tokens": self._settings.max_tokens,
             "draft": llm.draft_name,
             "speculation": llm.speculation.k > 0,
