@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         TokenLogprob,
     )
     from .runtime.async_llm import AsyncChat, AsyncLLM, AsyncStream
-    from .runtime.llm import LLM, Chat, Turn
+    from .runtime.chat import Chat, Turn
+    from .runtime.llm import LLM
     from .runtime.load import load
     from .runtime.stream import Stream
     from .system.subprogram import freeze_support
@@ -70,8 +71,8 @@ _HOME = (
         "freeze_support": "system.subprogram",
         "Edit": "edit",
         "Hunk": "edit",
-        "Chat": "runtime.llm",
-        "Turn": "runtime.llm",
+        "Chat": "runtime.chat",
+        "Turn": "runtime.chat",
         "Stream": "runtime.stream",
         "AsyncLLM": "runtime.async_llm",
         "AsyncChat": "runtime.async_llm",

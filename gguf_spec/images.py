@@ -4,10 +4,10 @@ from gguf_spec.images import read_image
 
 image = read_image("cat.jpg")  # type and size are checked; nothing is decoded
 llm.generate("What is this?", images=[image])
-
-Images are untrusted. llama.cpp decodes them with native code, so only files of four types within
-these limits reach it.
 """
+
+# Images are untrusted. llama.cpp decodes them with native code, so only files of four types within
+# these limits reach it. Their type and size are read from their first bytes.
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import binascii
 import hashlib
 import re
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .errors import ImageError
+from .options import IMAGE_IDS
 from .system.machine import format_bytes
 
 __all__ = ["Image", "read_image"]
@@ -29,6 +31,8 @@ __all__ = ["Image", "read_image"]
 BYTES_MAX, PIXELS_MAX, SIDE_MAX = 20 << 20, 50_000_000, 16_384
 # Largest ratio of the two sides.
 RATIO_MAX = 200
+# Mark of an image in a text, in all programs of llama.cpp.
+MARKER = "<__media__>"
 _TYPES = "PNG, JPEG, GIF or BMP"
 # Bytes of a size in a JPEG file that come before the numbers: length and precision.
 _JPEG_SIZE_AT = 3
@@ -132,7 +136,7 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
             at += length
 
 
-# ---- images of requests
+# ---- images as requests give them: files, bytes and data: URLs, and their places in messages
 
 # Characters of a data: URL whose image has the largest size, with its type.
 _URL_MAX = BYTES_MAX * 4 // 3 + 200
@@ -195,3 +199,46 @@ def _not_fetched(name: str) -> ImageError:
         f"{name} is a URL, and nothing is fetched.",
         "send the image itself, as a data: URL in base64.",
     )
+
+
+Part = dict[str, Any]
+
+
+def with_image_parts(text: str, images: Sequence[GivenImage]) -> list[Part]:
+    """Return a content with images before its text.
+
+    Raises:
+        ImageError: An image cannot be read or is not allowed.
+    """
+    parts: list[Part] = []
+    for i, one in enumerate(images):
+        data = base64.b64encode(as_image(one, f"images[{i}]").data).decode()
+        url = {"url": f"data:image/any;base64,{data}"}
+        parts.append({"type": "image_url", "image_url": url})
+    return [*parts, {"type": "text", "text": text}]
+
+
+def are_parts(value: object) -> bool:
+    """Return whether a value from a file is a content with images."""
+    for part in value if isinstance(value, list) else [None]:
+        match part:  # a pattern allows further keys, the comparison does not
+            case {"type": "text", "text": str(text)}:
+                expected: Part = {"type": "text", "text": text}
+            case {"type": "image_url", "image_url": {"url": str(url)}}:
+                expected = {"type": "image_url", "image_url": {"url": url}}
+            case _:
+                return False
+        if part != expected:
+            return False
+    return True
+
+
+def has_images(prompt: object) -> bool:
+    """Return whether a prompt has images: parts of messages, or ids of images among its ids."""
+    if not isinstance(prompt, (list, tuple)):
+        return False
+    if prompt and isinstance(prompt[0], int):
+        return bool(max(prompt) >= IMAGE_IDS)
+    contents = [one.get("content") for one in prompt if isinstance(one, Mapping)]
+    parts = [part for one in contents if isinstance(one, list) for part in one]
+    return any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in parts)

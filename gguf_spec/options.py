@@ -901,3 +901,28 @@ def duration(text: str) -> float:
     if not parts or "".join(map("".join, parts)) != text:
         raise ValueError(f"{text!r} is not a duration such as 90, 5m, 1h30m or -1.")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+# ---- prompts
+
+# A message of a chat: `role`, `content` and what the chat template reads besides.
+Message = Mapping[str, Any]
+# Functions that a model may call, in OpenAI's form.
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options of a prompt that is made from messages.
+
+    Attributes:
+        prefill: Beginning of the answer.
+        tools: Tools that the model may call, in OpenAI's form.
+        think: Whether the model reasons before its answer; None leaves it to the template.
+        values: Variables of the template.
+    """
+
+    prefill: str = ""
+    tools: Tools | None = None
+    think: bool | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)

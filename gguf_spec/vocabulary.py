@@ -11,11 +11,39 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
-class Vocabulary(Protocol):
-    """Tokens of a loaded model: their ids, and the texts and bytes that they stand for.
+class Tokens(Protocol):
+    """Texts and token ids of a model, which may be in another process.
 
     Each method raises ClosedError after the model was closed, unless the answer is cached.
     """
+
+    def tokenize(
+        self, text: str | bytes, *, special: bool, start: bool = True, most: int | None = None
+    ) -> list[int]:
+        """Return the ids of a text.
+
+        Args:
+            text: The text.
+            special: Whether names such as `<|im_start|>` are parsed as control tokens.
+            start: Whether to add the model's tokens for the start of a text (BOS).
+            most: Most tokens that are of use; None for any number.
+
+        Raises:
+            PromptTooLongError: The text has many more than `most` tokens.
+        """
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token; empty for control tokens and images."""
+
+    def token_text(self, token: int) -> str:
+        """Return the name of a token in the vocabulary; empty for images."""
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends a generation."""
+
+
+class Vocabulary(Tokens, Protocol):
+    """Tokens of a loaded model: their ids, and the texts and bytes that they stand for."""
 
     @property
     def path(self) -> Path:
@@ -46,6 +74,14 @@ class Vocabulary(Protocol):
         """The id of the token that ends a turn of a chat; negative if missing."""
 
     @property
+    def infill_marks(self) -> tuple[int, ...] | None:
+        """Tokens before prefix, suffix and middle of a text that is filled in; None without."""
+
+    @property
+    def file_marks(self) -> tuple[int, ...]:
+        """Tokens before a repository and before a file of it; negative if missing."""
+
+    @property
     def ends(self) -> Sequence[int]:
         """All ids that end a generation."""
 
@@ -53,32 +89,8 @@ class Vocabulary(Protocol):
     def chat_template(self) -> str | None:
         """The Jinja template of the model, or None."""
 
-    def tokenize(
-        self, text: str | bytes, *, special: bool, start: bool = True, most: int | None = None
-    ) -> list[int]:
-        """Return the ids of a text.
-
-        Args:
-            text: The text.
-            special: Whether names such as `<|im_start|>` are parsed as control tokens.
-            start: Whether to add the model's tokens for the start of a text (BOS).
-            most: Most tokens that are of use; None for any number.
-
-        Raises:
-            PromptTooLongError: The text has many more than `most` tokens.
-        """
-
     def check_length(self, text: bytes, most: int, *, special: bool) -> None:
         """Raise PromptTooLongError for a text that has many more than `most` tokens."""
-
-    def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; empty for control tokens and images."""
-
-    def token_text(self, token: int) -> str:
-        """Return the name of a token in the vocabulary; empty for images."""
-
-    def is_end(self, token: int) -> bool:
-        """Return whether a token ends a generation."""
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -22,7 +22,8 @@ from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
 
 if TYPE_CHECKING:
-    from ..runtime.llm import LLM
+    from ..engine import Answer
+    from ..runtime.client import Client
 
 __all__ = ["Batch", "BatchProgress", "LineDefaults"]
 
@@ -145,7 +146,7 @@ class Batch(OfOneProcess):
 
     def run(
         self,
-        llm: LLM,
+        llm: Client[Answer],
         defaults: LineDefaults | None = None,
         *,
         max_parallel: int | None = None,
@@ -170,14 +171,13 @@ class Batch(OfOneProcess):
             GgufSpecError: An option is invalid for the model.
         """
         check_types(llm=llm, on_progress=on_progress, on_failed=on_failed)
+        cancellation = Cancellation(llm.engine.end_requests)
         n_threads = checked_threads(llm.parallel, max_parallel)
         defaults = defaults or LineDefaults(llm.sampling, chat=llm.prompt == "chat")
         options = defaults.digest(llm)
         self._output.check_options(options[:8].encode())
         defaults.check(llm)
         self._begun = self._clock()
-        # A model in a running server ends its requests there, too.
-        cancellation = Cancellation(getattr(llm, "end_requests", None))
         answerer = Answerer(llm, defaults, self._created, cancellation, self._count)
 
         def tell() -> None:

@@ -25,8 +25,9 @@ from ..runtime.many import Cancellation, CancelledGenerationError
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
+    from ..engine import Answer
     from ..results import Chunk
-    from ..runtime.llm import LLM
+    from ..runtime.client import Client
 
 # Maximum length of a line in bytes: that of a request body over HTTP.
 LINE_BYTES = 4 << 20
@@ -106,7 +107,7 @@ class LineDefaults:
     think: bool | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
-    def digest(self, llm: LLM) -> str:
+    def digest(self, llm: Client[Answer]) -> str:
         """Return the SHA-256 of all that decides the texts of a line, in hexadecimal digits."""
         try:
             size = llm.path.stat().st_size
@@ -118,7 +119,7 @@ class LineDefaults:
             known |= {"speculation": asdict(llm.speculation), "draft": llm.draft_name}
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
-    def check(self, llm: LLM) -> None:
+    def check(self, llm: Client[Answer]) -> None:
         """Check the options with a model, before a line is answered.
 
         Raises:
@@ -291,7 +292,7 @@ class Answerer:
         on_chunk: Called with each chunk.
     """
 
-    llm: LLM
+    llm: Client[Answer]
     defaults: LineDefaults
     created: int
     cancellation: Cancellation

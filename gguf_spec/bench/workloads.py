@@ -12,8 +12,8 @@ from importlib.resources import files
 from typing import NamedTuple, TypeVar
 
 from ..errors import ContextTooShortError, InvalidOptionError
+from ..options import Message
 from ..runtime.llm import LLM
-from ..text.chat_template import Message
 
 _T = TypeVar("_T")
 _Turns = tuple[str, ...]

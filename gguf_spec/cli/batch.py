@@ -29,8 +29,8 @@ from .options import (
 from .output import StatusLine
 
 if TYPE_CHECKING:
-    from .. import LLM
     from ..batch import Batch, BatchProgress, LineDefaults
+    from .options import AnyLLM
 
 _MOST_NOTES = 20  # lines with an error that are named
 # Options of the models that texts depend on, beside the file of the target.
@@ -88,7 +88,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
         return _run(run, llm, _defaults(llm, with_file_values(sampling, llm), options), quiet)
 
 
-def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:
+def _defaults(llm: AnyLLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:
     from ..batch import LineDefaults
 
     given = [name for name in SAMPLING if is_given(SAMPLING_PARAMETERS.get(name, name))]
@@ -99,7 +99,7 @@ def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefa
     return LineDefaults(sampling, frozenset(given), is_chat, system or None, think, others)
 
 
-def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
+def _run(run: Batch, llm: AnyLLM, defaults: LineDefaults, quiet: bool) -> int:
     line, n_noted = StatusLine(), 0
 
     def note(number: int, fault: str) -> None:

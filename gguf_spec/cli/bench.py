@@ -10,7 +10,7 @@ import click
 
 from .command import Command, as_called, flag, json_option, option
 from .doctor import wrapped
-from .options import check_above_0, load_models, model_options, with_measured_model
+from .options import check_above_0, load_models, model_options, own, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _run(options: dict[str, Any]) -> Report:
 
     def timed(draft: str, what: str, limit_s: float | None, useless: bool = False) -> Report:
         with (
-            load_models(options, Speculation(), draft) as llm,
+            own(load_models(options, Speculation(), draft)) as llm,
             counted(what, "runs") as progress,
         ):
             settings["limit_s"] = limit_s

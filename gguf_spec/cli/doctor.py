@@ -17,7 +17,7 @@ from ..errors import GgufSpecError
 from .command import Command, as_called, flag, json_option
 from .download import at_terminal
 from .error_text import in_command
-from .options import load_arguments, load_models, model_options, with_measured_model
+from .options import load_arguments, load_models, model_options, own, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def tune(**options: Any) -> None:
 
     # Without speculation, so that the load measures nothing.
     with (
-        load_models(with_measured_model(options), Speculation(0), options["draft"]) as llm,
+        own(load_models(with_measured_model(options), Speculation(0), options["draft"])) as llm,
         counted("measuring", "passes") as progress,
     ):
         tuning = run(llm, progress=progress)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..edit import EditPlan, Hunk, apply, no_longer_valid, patch
+from ..edit import EditPlan, Hunk, apply, no_longer_valid, patch, run
 from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from . import signals
@@ -27,8 +27,9 @@ from .text_file import TextFile, Undo, version
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .. import LLM, Completion, Stats
-    from ..edit import Edit, EditPrompt
+    from .. import Completion, Stats
+    from ..edit import Asked, Edit, EditPrompt
+    from .options import AnyLLM
 
 # Longest context for a file without --ctx, in tokens; few small models are trained for more.
 _MOST_CTX = 32_768
@@ -171,6 +172,10 @@ def _check_usage(files: list[str], instruction: str, options: dict[str, Any]) ->
         raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
 
 
+class _CancelledError(Exception):
+    """Ctrl-C ended an answer."""
+
+
 @dataclass
 class _Change:
     """What is to be written to a file.
@@ -200,7 +205,7 @@ class _Change:
 def _made(plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any]) -> list[_Change] | None:
     """Make the changes, and show them or ask about them; return None after Ctrl-C."""
     if not plans[0][1].needs_model:
-        return [_decided(one, plan.result_by_code(), {}, options, None) for one, plan in plans]
+        return [_decided(one, plan.end(None, None), {}, options, None) for one, plan in plans]
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
     sizes = [len(source.text.encode()) for source, _ in plans]
@@ -223,31 +228,37 @@ def _made(plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any]) -> li
 
 
 def _by_model(
-    llm: LLM, source: TextFile, plan: EditPlan, others: dict[str, str], options: dict[str, Any]
+    llm: AnyLLM, source: TextFile, plan: EditPlan, others: dict[str, str], options: dict[str, Any]
 ) -> _Change | None:
     """Let a model write the new text of a file; return None after Ctrl-C."""
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
-    prompt = plan.prompt(llm, others)
-    if not options["as_json"]:
-        if others:
-            click.echo(f"{source.path.name}:", err=True)
-        if plan.label:
-            click.echo(f"Only {plan.label} can change.", err=True)
+    facts: dict[str, Any] = {}  # of the first answer
 
-    def write(sampling: Sampling) -> tuple[Edit, dict[str, Any]] | None:
-        result = _write(llm, prompt, prompt.limited(sampling, options["max_tokens"]), options)
+    def write(asked: Asked) -> Completion:
+        if not (facts or options["as_json"]):
+            if others:
+                click.echo(f"{source.path.name}:", err=True)
+            if plan.label:
+                click.echo(f"Only {plan.label} can change.", err=True)
+        result = _write(llm, asked, options)
         if options["stats"]:
             click.echo(stats_lines(result.stats, result.seed), err=True)
         if result.finish_reason == "cancelled":
+            raise _CancelledError
+        facts.update(facts or answer_json(llm, result, False))
+        return result
+
+    def made(sampling: Sampling) -> Edit | None:
+        try:
+            return run(plan, llm, write, sampling, options["max_tokens"], others)
+        except _CancelledError:
             return None
-        return plan.result(prompt.text_of(result), result), answer_json(llm, result, False)
 
     def again(n: int) -> Edit | None:
-        found = write(replace(sampling, temperature=max(sampling.temperature, 0.7), seed=n))
-        return found[0] if found else None
+        return made(replace(sampling, temperature=max(sampling.temperature, 0.7), seed=n))
 
-    found = write(sampling)
-    return None if found is None else _decided(source, *found, options, again)
+    edit = made(sampling)
+    return None if edit is None else _decided(source, edit, facts, options, again)
 
 
 def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
@@ -265,13 +276,13 @@ def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
     return path, lines
 
 
-def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, Any]) -> Completion:
+def _write(llm: AnyLLM, asked: Asked, options: dict[str, Any]) -> Completion:
     bar, quiet = LateBar(), options["as_json"]
     with (
-        llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
+        llm.stream(**asked.arguments, on_prompt=bar) as stream,
         ctrl_c_cancels(stream),
         bar,
-        _shown(prompt.n_text, quiet=quiet) as show,
+        _shown(asked.prompt.n_text, quiet=quiet) as show,
     ):
         bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
         for chunk in stream:
@@ -280,12 +291,12 @@ def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, 
     result = stream.result
     if not quiet:  # --stats has a gain of its own
         is_compared = sys.stderr.isatty() and not options["stats"]
-        plain = _plain(llm, prompt, result) if is_compared else None
+        plain = _plain(llm, asked.prompt, result) if is_compared else None
         show_summary(result.stats, plain)
     return result
 
 
-def _plain(llm: LLM, prompt: EditPrompt, result: Completion) -> Stats | None:
+def _plain(llm: AnyLLM, prompt: EditPrompt, result: Completion) -> Stats | None:
     """Return the statistics of a few tokens of plain decoding behind the new text.
 
     They are measured in this process, because an earlier measurement may be of a busier machine.

@@ -18,6 +18,7 @@ from .options import (
     load_models,
     models_file_option,
     offline_option,
+    own,
     read_text,
     table_option,
     verbose_option,
@@ -71,7 +72,7 @@ def embed(texts: tuple[str, ...], **options: Any) -> None:
     """
     given = _texts(texts, options["file"])
     options["draft"] = "none"
-    with load_models(options, Speculation(0)) as llm:
+    with own(load_models(options, Speculation(0))) as llm:
         for vector in llm.embed(given, normalize=options["normalize"]):
             click.echo(json.dumps(_numbers(vector), allow_nan=False))
 

@@ -43,7 +43,8 @@ from .output import (
 )
 
 if TYPE_CHECKING:
-    from .. import LLM, Completion
+    from .. import Completion
+    from .options import AnyLLM
 
 
 image_option = file_option(
@@ -132,7 +133,7 @@ def generate(
 
 
 def _answer(
-    llm: LLM, request: str | list[dict[str, str]], sampling: Sampling, options: dict[str, Any]
+    llm: AnyLLM, request: str | list[dict[str, str]], sampling: Sampling, options: dict[str, Any]
 ) -> int:
     from rich.console import Console
 
@@ -183,7 +184,7 @@ def _answer(
     return 130 if result.finish_reason == "cancelled" else 0
 
 
-def _cut(llm: LLM, result: Completion) -> str:
+def _cut(llm: AnyLLM, result: Completion) -> str:
     """Return why an answer did not end by itself; nothing if it did, or if the user set -n."""
     from ..errors import longer_ctx
 

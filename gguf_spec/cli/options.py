@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .. import LLM
     from ..results import Progress
     from ..server import ServedLLM
+
+    # A model in this process, or in a running server: commands do the same with both.
+    AnyLLM: TypeAlias = LLM | ServedLLM
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -228,7 +231,7 @@ def load_models(
     speculation: Speculation,
     draft: str | None = None,
     cancelled: Callable[[], bool] | None = None,
-) -> LLM:
+) -> AnyLLM:
     """Load the models of the options, and write notes to stderr.
 
     Args:
@@ -245,7 +248,7 @@ def load_models(
         draft = options["draft"] if speculation.k else "none"
     may_share = options.get("no_server") is False and not cancelled
     if may_share and (found := _served(options, draft, speculation)):
-        return cast("LLM", found)
+        return found
     offer_download(options["model"], draft, options)
     measuring, loading = StatusLine(), LateBar()
 
@@ -277,6 +280,11 @@ def load_models(
     return llm
 
 
+def own(llm: AnyLLM) -> LLM:
+    """Return a model of this process, of options with which `load_models` asks no server."""
+    return cast("LLM", llm)
+
+
 def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> ServedLLM | None:
     """Return the model of the options in a server of this user; None to load it."""
     needs_own = map(options.get, ("image", "save", "load", "draft_text", "verbose"))
@@ -294,7 +302,7 @@ def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> Se
     def load() -> LLM:
         note = f"Note: the server at {url} does not answer this: the model is loaded."
         click.echo(note, err=True)
-        return load_models(options | {"no_server": True}, speculation, draft)
+        return own(load_models(options | {"no_server": True}, speculation, draft))
 
     given = load_arguments(options, draft, speculation)
     least = 0 if is_given("ctx") else options["ctx"] or 0  # that an edit needs
@@ -391,7 +399,7 @@ def is_given(parameter: str) -> bool:
     return source not in (None, ParameterSource.DEFAULT)
 
 
-def with_file_values(sampling: Sampling, llm: LLM) -> Sampling:
+def with_file_values(sampling: Sampling, llm: AnyLLM) -> Sampling:
     """Return sampling options with those of the model's file that were not given."""
     of_file = {
         name: getattr(llm.sampling, name)
@@ -428,7 +436,7 @@ def read_text(file: Path) -> str:
         raise click.FileError(name, getattr(error, "strerror", None) or str(error)) from error
 
 
-def at_once(llm: LLM) -> str:
+def at_once(llm: AnyLLM) -> str:
     """Return how many requests share the passes of a model, and why."""
     n = llm.parallel
     number = "one request at a time" if n == 1 else f"{n} requests at once"

@@ -20,7 +20,9 @@ from .command import CONTROL, as_called
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .. import LLM, Chunk, Completion, Progress, Stats, Stream
+    from .. import Chunk, Completion, Progress, Stats
+    from ..engine import Answer
+    from .options import AnyLLM
 
 
 def styled(chunk: Chunk, show_draft: bool) -> list[tuple[str, str]]:
@@ -59,7 +61,7 @@ def write(out: Console, pieces: Iterable[tuple[str, str]]) -> None:
         out.file.flush()
 
 
-def answer_json(llm: LLM, result: Completion, with_logprobs: bool) -> dict[str, Any]:
+def answer_json(llm: AnyLLM, result: Completion, with_logprobs: bool) -> dict[str, Any]:
     """Return an answer as the object that --json prints."""
     head = result.to_dict()
     data = {
@@ -92,7 +94,7 @@ def print_json(data: Any, allow_nan: bool = False) -> None:
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=allow_nan))
 
 
-def logprob_lines(llm: LLM, result: Completion) -> str:
+def logprob_lines(llm: AnyLLM, result: Completion) -> str:
     def shown(token: int, logprob: float) -> str:
         return f"{math.exp(logprob):7.2%} {llm.token_text(token)!r}"
 
@@ -362,7 +364,7 @@ def no_echo(reads_lines: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ctrl_c_cancels(stream: Stream) -> Iterator[None]:
+def ctrl_c_cancels(stream: Answer) -> Iterator[None]:
     """Cancel a stream on Ctrl-C; a second one does not wait for the end of the round."""
     before = signal.getsignal(signal.SIGINT)
 

@@ -33,6 +33,7 @@ from .options import (
     load_arguments,
     load_models,
     model_options,
+    own,
     speculation_options,
     table_option,
     table_options,
@@ -308,7 +309,7 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     pool = ModelPool(
         models, speculation=speculation, keep_alive=None if keep_alive == math.inf else keep_alive
     )
-    pool.add(models[0], load_models(options | {"model": names[0]}, speculation))
+    pool.add(models[0], own(load_models(options | {"model": names[0]}, speculation)))
     return pool
 
 

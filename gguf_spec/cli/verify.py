@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command, as_called, file_option, flag, json_option, option
-from .options import check_above_0, is_given, load_models, model_options, read_text
+from .options import check_above_0, is_given, load_models, model_options, own, read_text
 from .output import CountedLines, counted, print_json
 
 if TYPE_CHECKING:
@@ -113,13 +113,13 @@ def _load(options: dict[str, Any]) -> LLM:
     from ..errors import NotEnoughMemoryError
 
     if not options["under_load"]:
-        return load_models(options, Speculation())
+        return own(load_models(options, Speculation()))
     from ..verify import PARALLEL
 
     n = PARALLEL
     while True:
         try:
-            return load_models(options | {"parallel": n}, Speculation())
+            return own(load_models(options | {"parallel": n}, Speculation()))
         except NotEnoughMemoryError:
             if n == 2:
                 raise

@@ -9,15 +9,16 @@ asked (`hunks.py`). What is outside of the named part stays as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, PromptTooLongError, Text
 from ..options import Sampling
 from ..results import Completion, Stats
+from ..vocabulary import Tokens
 from .by_code import CodeEdit, edit_by_code
 from .doubts import doubts
 from .evidence import likely_block, without_look_alikes
@@ -36,7 +37,8 @@ from .instruction import Reading, read
 from .parts import Part, parts_of
 
 __all__ = [
-    "Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "no_longer_valid", "patch",
+    "Asked", "Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "no_longer_valid",
+    "patch", "run",
 ]  # fmt: skip
 
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
@@ -60,7 +62,7 @@ class Model(Protocol):
         """Whether it takes messages."""
 
     @property
-    def vocabulary(self) -> Any:
+    def vocabulary(self) -> Tokens:
         """Its vocabulary."""
 
     def tokenize(
@@ -308,6 +310,51 @@ class EditPlan:
         text, instruction, name, part, beside = self.asked
         return EditPrompt(llm, text, instruction, name, part, others or {}, beside=beside)
 
+    def begin(
+        self,
+        llm: Model,
+        sampling: Sampling,
+        max_tokens: int | None = None,
+        others: Mapping[str, str] | None = None,
+    ) -> Asked | None:
+        """Return what a model is asked; None where none is needed.
+
+        Args:
+            max_tokens: Maximum length of what it writes; None allows twice the old length.
+            others: As for `prompt`, which raises the same errors.
+        """
+        if not self.needs_model:
+            return None
+        prompt = self.prompt(llm, others)
+        return Asked(prompt, prompt.limited(sampling, max_tokens))
+
+    def end(self, asked: Asked | None, completion: Completion | None) -> Edit:
+        """Return the edit, with what the model wrote where it was asked.
+
+        Raises:
+            NoEditError: The model wrote nothing, or was cut at the limit.
+        """
+        if asked is None or completion is None:
+            return self.result_by_code()
+        return self.result(asked.prompt.text_of(completion), completion)
+
+
+def run(
+    plan: EditPlan,
+    llm: Model,
+    generate: Callable[[Asked], Completion],
+    sampling: Sampling,
+    max_tokens: int | None = None,
+    others: Mapping[str, str] | None = None,
+) -> Edit:
+    """Return the edit of a plan; arguments and errors as of `begin` and `end`.
+
+    Args:
+        generate: Lets the model write; it is not called for a change by code.
+    """
+    asked = plan.begin(llm, sampling, max_tokens, others)
+    return plan.end(asked, generate(asked) if asked else None)
+
 
 def _no_part(name: str, what: str) -> InvalidOptionError:
     return InvalidOptionError(
@@ -348,6 +395,22 @@ _SIDES = {
 _SIDE = rf"\b(?P<side>{'|'.join(_SIDES)})\s+"
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
 _LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
+
+
+class Asked(NamedTuple):
+    """What a model is asked, and the sampling options that end its answer with the new text."""
+
+    prompt: EditPrompt
+    sampling: Sampling
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `LLM.generate` and `LLM.stream`."""
+        return {
+            "prompt": self.prompt.request,
+            "sampling": self.sampling,
+            "prefill": self.prompt.prefill,
+        }
 
 
 class EditPrompt:

@@ -162,7 +162,7 @@ class Native(OfOneProcess):
         """
         # llama.cpp reads them until the end of the call
         arrays = apply_placement(placement, params, names) if placement else []
-        long_call(_keep, self._models, C.llama_model_load_from_file, path, params)
+        long_call(keep, self._models, C.llama_model_load_from_file, path, params)
         if self._models[0]:
             self._vocab = C.llama_model_get_vocab(self._models[0])
         del arrays
@@ -170,16 +170,16 @@ class Native(OfOneProcess):
 
     def adapt(self, path: bytes) -> bool:
         """Load an adapter and return whether llama.cpp succeeded."""
-        long_call(_keep, self._adapters, C.llama_adapter_lora_init, self._models[0], path)
+        long_call(keep, self._adapters, C.llama_adapter_lora_init, self._models[0], path)
         return bool(self._adapters[-1])
 
     def open(self, params: Any, n_batch: int = N_BATCH) -> bool:
         """Create the context and its batch and return whether llama.cpp succeeded."""
-        long_call(_keep, self._contexts, C.llama_init_from_model, self._models[0], params)
+        long_call(keep, self._contexts, C.llama_init_from_model, self._models[0], params)
         if not self._contexts[0]:
             return False
         self._memory = C.llama_get_memory(self._contexts[0])
-        _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
+        keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
         self.batch = TokenBatch(self._batches[0], n_batch)
         return True
 
@@ -191,10 +191,10 @@ class Native(OfOneProcess):
                 failed.
         """
         params.ctx_other = self._contexts[0]
-        _keep(self._heads, C.llama_init_from_model, self._models[-1], params)
+        keep(self._heads, C.llama_init_from_model, self._models[-1], params)
         if not self._heads[-1]:
             return None
-        _keep(self._batches, C.llama_batch_init, N_BATCH, 0, 1)
+        keep(self._batches, C.llama_batch_init, N_BATCH, 0, 1)
         return self._models[-1], self._heads[-1], self._batches[-1]
 
     def use_adapters(self, scales: Sequence[float]) -> None:
@@ -262,7 +262,7 @@ class Native(OfOneProcess):
         return rows.reshape(n_tokens, -1)
 
 
-def _keep(made: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
+def keep(made: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
     """Call a function and append its result to `made`, both inside one C call.
 
     Ctrl-C during the call takes effect only after the pointer is kept.

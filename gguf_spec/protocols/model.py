@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 
 from ..options import Sampling, Speculation
 from ..results import OnProgress, TokenLogprob
-from ..vocabulary import Vocabulary
+from ..vocabulary import Tokens as Texts
 
 # A message as chat templates read it: a role, a content, perhaps calls.
 Message: TypeAlias = dict[str, Any]
@@ -70,7 +70,7 @@ class Tokens(Protocol):
     """Texts of tokens, and tokens of texts."""
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Texts:
         """Its vocabulary."""
 
     def token_bytes(self, token: int) -> bytes:

@@ -12,18 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine import Prompt
 from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
 from ..options import Sampling, Speculation, check_types, with_options
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from ..system.process import OfOneProcess, before_end_of_threads
-from .prompt import Prompt
 from .stream import Stream
 
 if TYPE_CHECKING:
     from ..edit import Edit
     from ..text.encoding import Texts
+    from .chat import Chat, Turn
     from .embedding import Embeddings
-    from .llm import LLM, Chat, Turn
+    from .llm import LLM
 
 T = TypeVar("T")
 
@@ -120,16 +121,11 @@ class AsyncLLM(OfOneProcess):
             sampling or Sampling(temperature=0), speculation or self.llm.speculation, options
         )
         plan = await asyncio.to_thread(EditPlan, text, instruction, name=name, scope=scope)
-        if not plan.needs_model:
-            return plan.result_by_code()
-        prompt = await asyncio.to_thread(plan.prompt, self.llm, others)
-        completion = await self.generate(
-            prompt.request,
-            prompt.limited(sampling, max_tokens),
-            prefill=prompt.prefill,
-            speculation=speculation,
-        )
-        return plan.result(prompt.text_of(completion), completion)
+        asked = await asyncio.to_thread(plan.begin, self.llm, sampling, max_tokens, others)
+        if asked is None:
+            return plan.end(None, None)
+        completion = await self.generate(**asked.arguments, speculation=speculation)
+        return plan.end(asked, completion)
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any

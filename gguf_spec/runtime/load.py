@@ -348,11 +348,14 @@ def open_plan(plan: Plan) -> LLM:
         on_gpu = any(uses_gpu(options) for _, options in plan.headers)
         # `longest_ctx` knows no memory of a GPU
         target.weights.n_ctx_limit = (target.weights.n_ctx_train or None) if on_gpu else n_ctx_max
+        speculation = given.speculation or Speculation(k=0 if given.is_plain else K_MAX)
+        if speculation.k or target.options.parallel > 1:
+            notes = [*notes, *_measure(pair)]
         llm = LLM(
             given.entry.name,
             pair,
             prompt=given.entry.prompt or ("chat" if target.weights.chat_template else "text"),
-            speculation=given.speculation or Speculation(k=0 if given.is_plain else K_MAX),
+            speculation=speculation,
             **_sampling(given),
             notes=notes,
             draft_notes=draft_notes,
@@ -360,7 +363,6 @@ def open_plan(plan: Plan) -> LLM:
             parallel_reason=plan.parallel_reason,
             n_ctx_max=n_ctx_max,
         )
-        _measure(llm, pair)
         opened.pop_all()
         return llm
 
@@ -372,16 +374,14 @@ def _sampling(given: LoadOptions) -> dict[str, Any]:
     return {"sampling": Sampling(**values), "sampling_sources": sources}
 
 
-def _measure(llm: LLM, pair: ModelPair[CachedSequence]) -> None:
+def _measure(pair: ModelPair[CachedSequence]) -> list[str]:
     """Measure a pair that drafts or has common passes, which must not be wider than exact.
 
-    It is done now, so that the first answer is not delayed.
+    It is done now, so that the first answer is not delayed. A note says where it does not draft.
     """
-    if llm.speculation.k or llm.parallel > 1:
-        before = pair.target.why_plain
-        pair.measure()
-        if pair.target.why_plain != before:
-            llm.notes = (*llm.notes, _plainly(pair.target))
+    before = pair.target.why_plain
+    pair.measure()
+    return [_plainly(pair.target)] if pair.target.why_plain != before else []
 
 
 def _open_embedder(given: LoadOptions) -> LLM:

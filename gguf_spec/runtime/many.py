@@ -9,12 +9,11 @@ from functools import cache, partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from ..engine import Answer, Prompt
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
 from ..results import Completion
 from ..system.process import before_end_of_threads
-from .prompt import Prompt
-from .stream import Stream
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -39,7 +38,7 @@ class Cancellation:
         """Create one without streams; `cancel` calls `on_cancel`, too."""
         self.is_set, self._on_cancel = False, on_cancel
         # Each access is a single list operation, which Ctrl-C cannot leave half done.
-        self._streams: list[Stream] = []
+        self._streams: list[Answer] = []
 
     def cancel(self) -> None:
         """Cancel all streams; each ends after its current pass or round."""
@@ -50,7 +49,7 @@ class Cancellation:
             stream.cancel()
 
     @contextmanager
-    def opened(self, begin: Callable[[], Stream]) -> Iterator[Stream]:
+    def opened(self, begin: Callable[[], Answer]) -> Iterator[Answer]:
         """Open a stream that `cancel` cancels, and close it at the end of the block.
 
         Raises:
@@ -158,7 +157,7 @@ def _next(ended: queue.SimpleQueue[T], on_wait: Callable[[], object]) -> T:
 
 
 def generate_many(
-    open_stream: Callable[[Prompt, Sampling | None], Stream],
+    open_stream: Callable[[Prompt, Sampling | None], Answer],
     prompts: Iterable[Prompt],
     samplings: Sampling | Iterable[Sampling | None] | None,
     n_threads: int,

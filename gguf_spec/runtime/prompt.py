@@ -7,29 +7,24 @@ the text between the marks are those of text alone.
 
 from __future__ import annotations
 
-import operator
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ImageError, InvalidOptionError, NoVisionError, TemplateError
-from ..images import GivenImage, Image, as_image, image_of_url
+from ..images import MARKER, GivenImage, Image, as_image, image_of_url
 from ..llama.sequence import CachedSequence
 from ..llama.vision import ImageTokens, PromptTokens
 from ..llama.weights import Weights
-from ..options import ARGUMENTS, IMAGE_IDS, wrong_type
-from ..text.chat_template import Message, PromptOptions, check_text, encode_chat
+from ..options import IMAGE_IDS, Message, PromptOptions
+from ..text.chat_template import check_text, encode_chat
 
 if TYPE_CHECKING:
     from ..llama.vision import VisionSequence
 
-# Mark of an image in a text, in all programs of llama.cpp.
-MARKER = "<__media__>"
 # Most images of a request.
 IMAGES_MAX = 32
-
-Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class _Marked:
@@ -61,48 +56,6 @@ class _Marked:
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token; an image has some, as it is no control token."""
         return b"\xff" if token >= IMAGE_IDS else self._weights.piece(token)
-
-
-def read_prompt(prompt: Any, takes_ids: bool = True) -> str | Sequence[Message] | list[int]:
-    """Return a text, messages, or token ids as a list of numbers.
-
-    Args:
-        prompt: An argument of the Python API.
-        takes_ids: Whether it may be token ids.
-
-    Raises:
-        OptionTypeError: It is something else.
-    """
-    if isinstance(prompt, str):
-        return prompt
-    allowed = "a text, a list of messages" + (" or a list of token ids" if takes_ids else "")
-    hint = ""
-    if isinstance(prompt, (bytes, bytearray, memoryview)):
-        hint = "decode bytes: prompt.decode()."
-    elif isinstance(prompt, Mapping):
-        hint = "write one message as a list of one."
-    elif isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):  # an array
-        items = prompt if isinstance(prompt, Sequence) else prompt.tolist()
-        first = items[0] if isinstance(items, Sequence) and len(items) else 0
-        if isinstance(first, Mapping):
-            return [*items]
-        if isinstance(first, str):
-            hint = "give one text, or several to generate_many."
-        elif isinstance(items, Sequence) and (takes_ids or not items):
-            return _read_ids(items)
-    raise wrong_type("prompt", prompt, allowed, hint)
-
-
-def _read_ids(items: Sequence[Any]) -> list[int]:
-    try:
-        ids = [*map(operator.index, items)]
-    except TypeError:
-        ids = []
-    if len(ids) < len(items) or bool in {*map(type, items)}:
-        is_id = ARGUMENTS["token"].accepts
-        i = next(i for i, x in enumerate(items) if isinstance(x, bool) or not is_id(x))
-        raise wrong_type(f"prompt[{i}]", items[i], "a token id")
-    return ids
 
 
 def encode(

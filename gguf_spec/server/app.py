@@ -510,7 +510,7 @@ class App:
                 job.post(Sent(kind, pack(value)))
 
             try:
-                call(llm, data, send, job.reading)
+                call(llm.engine, data, send, job.reading)
             except PromptTooLongError as error:
                 if not job.tried and self._pool.ctx_max(llm) > error.n_prompt:
                     raise  # the context grows

@@ -22,8 +22,8 @@ from .events import Done, ErrorEvent, Event
 from .model_pool import ServedModel
 
 if TYPE_CHECKING:
+    from ..engine import Answer
     from ..runtime.llm import LLM
-    from ..runtime.stream import Stream
     from ..tools.grammar import Unenforced
 
 JOB = "gguf_spec.job"  # key of the job of a request in its ASGI scope
@@ -72,10 +72,10 @@ class Job:
         self.last: Event = Done()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._streams: list[Stream] = []
+        self._streams: list[Answer] = []
         # Not the same lock: a choice of a long prompt takes long, and the event loop cancels.
         self._choosing = threading.Lock()
-        self._choices: Iterator[Choice[Stream]] | None = None
+        self._choices: Iterator[Choice[Answer]] | None = None
         self._llm: LLM | None = None  # for which the choices were made
         self._n_chosen = 0
         self.failed = self.has_started = self.begins_again = False
@@ -101,7 +101,7 @@ class Job:
         self.n_ctx, self.tried, self.begins_again = n_ctx, n_ctx, True
         self._choices, self._n_chosen = None, 0
 
-    def next_choice(self, llm: LLM, n_ctx_max: int = 0) -> Choice[Stream] | None:
+    def next_choice(self, llm: LLM, n_ctx_max: int = 0) -> Choice[Answer] | None:
         """Return the next choice, or None after the last one or an error."""
         assert isinstance(self.request, CompletionRequest)
         with self._choosing:
@@ -150,7 +150,7 @@ class Job:
         self.post(self.last)
 
     @contextmanager
-    def reading(self, stream: Stream) -> Iterator[None]:
+    def reading(self, stream: Answer) -> Iterator[None]:
         """Let `cancel` and `fail` cancel a stream inside of the block."""
         with self._lock:
             self._streams.append(stream)

@@ -13,8 +13,8 @@ from ..errors import ClosedError
 from ..results import Stats
 
 if TYPE_CHECKING:
+    from ..engine import Answer
     from ..runtime.llm import LLM
-    from ..runtime.stream import Stream
 
 # Metric -> help text, in the order of the output. Those whose name ends with `_total` are counters.
 _HELP = {
@@ -94,7 +94,7 @@ class Metrics:
         self._sums: defaultdict[tuple[str, str], float] = defaultdict(int)
         # Histogram and labels -> the number of values in each bucket alone, and the sum of them.
         self._histograms: dict[tuple[str, str], list[float]] = {}
-        self._running: list[Stream] = []
+        self._running: list[Answer] = []
         self._last = Stats()
         self.embedded(0)
         self._sums["longest_tokens", ""] = 0
@@ -110,14 +110,14 @@ class Metrics:
             self._sums["embedded_tokens_total", ""] += n_tokens
             self._sums["embedding_passes_total", ""] += n_passes
 
-    def began(self, stream: Stream) -> None:
+    def began(self, stream: Answer) -> None:
         """Include the statistics of a running stream from now on."""
         with self._lock:
             self._running.append(stream)
 
     def ended(
         self,
-        stream: Stream,
+        stream: Answer,
         model: str,
         operation: str,
         times_s: Sequence[float],

@@ -123,7 +123,7 @@ class ModelRoutes:
             return about | {"loaded": False}
         llm = loaded.llm
         try:
-            does = _capabilities(llm)
+            _ = llm.vocabulary
         except ClosedError:  # by the program that serves it
             return about | {"loaded": False}
         return about | {
@@ -131,8 +131,8 @@ class ModelRoutes:
             # as llama-server, vLLM and OpenRouter name it
             "n_ctx": llm.n_ctx,
             **dict.fromkeys(("max_model_len", "context_length"), self._pool.ctx_max(llm)),
-            "meta": llm.facts,
-            "capabilities": does,
+            "meta": llm.file_numbers,
+            "capabilities": _capabilities(llm),
             "max_tokens": self._settings.max_tokens,
             "draft": llm.draft_name,
             "speculation": llm.speculation.k > 0,

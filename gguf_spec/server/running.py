@@ -13,6 +13,7 @@ import hashlib
 import http.client
 import itertools
 import json
+import operator
 import os
 import socket
 import threading
@@ -21,17 +22,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .. import __version__
+from ..engine import Answer, Engine, Facts, Infill, Measured, Request
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
-from ..options import K_MAX, LOADING, Sampling, Speculation
+from ..images import GivenImage, has_images
+from ..options import LOADING, Message, PromptOptions, Sampling, Speculation
 from ..results import Chunk, Completion, OnProgress, Part, Progress, Stats, TokenLogprob
+from ..runtime.client import Client
 from ..system.files import atomic_write, state_folder
+from ..vocabulary import Tokens
 
 if TYPE_CHECKING:
-    from ..runtime.llm import LLM, Chat
+    from ..runtime.llm import LLM
+    from ..runtime.local_engine import LocalEngine
     from .model_pool import ServedModel
 
 _TIMEOUT_S = 2.0  # for the answer of a server
@@ -156,14 +162,28 @@ def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
 # ---- models of servers, for commands
 
 CALL = "/gguf-spec/call"
-_FACTS = (
-    "name", "draft_name", "n_ctx", "n_ctx_limit", "prompt", "parallel", "parallel_reason", "notes",
-    "draft_notes", "has_chat_template", "chat_template", "template_variables", "can_think",
-    "can_see", "generates", "sampling", "sampling_sources", "prompt_token_s",
-)  # fmt: skip
 _PACKED: dict[str, Callable[..., Any]] = {
     one.__name__: one
-    for one in (Sampling, Speculation, Chunk, Completion, Stats, TokenLogprob, Part, Progress)
+    for one in (
+        Sampling,
+        Speculation,
+        Chunk,
+        Completion,
+        Stats,
+        TokenLogprob,
+        Part,
+        Progress,
+        Facts,
+        Measured,
+        Request,
+        PromptOptions,
+        Infill,
+    )
+}
+_COLLECTIONS: dict[str, Callable[..., Any]] = {
+    "tuple": tuple,
+    "frozenset": frozenset,
+    "path": lambda parts: Path(*parts),
 }
 
 
@@ -189,7 +209,9 @@ def pack(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"type": "dict", "items": [[pack(k), pack(v)] for k, v in value.items()]}
     if isinstance(value, (tuple, frozenset)):
-        return {"type": "tuple", "items": [pack(one) for one in value]}
+        return {"type": type(value).__name__, "items": [pack(one) for one in value]}
+    if isinstance(value, Path):
+        return {"type": "path", "items": [os.fspath(value)]}
     return [pack(one) for one in value] if isinstance(value, list) else value
 
 
@@ -205,8 +227,8 @@ def unpack(value: Any) -> Any:
         return value
     if value["type"] == "dict":
         return {unpack(k): unpack(v) for k, v in value["items"]}
-    if value["type"] == "tuple":
-        return tuple(unpack(one) for one in value["items"])
+    if value["type"] in _COLLECTIONS:
+        return _COLLECTIONS[value["type"]](unpack(one) for one in value["items"])
     fields_of = {name: unpack(v) for name, v in value["fields"].items()}
     if value["type"] == "WholeGrammarSampling":  # of a batch
         from ..options import WholeGrammarSampling
@@ -215,47 +237,47 @@ def unpack(value: Any) -> Any:
     return _PACKED[value["type"]](**fields_of)
 
 
-def _tokenize(llm: LLM, prompt: Any, **options: Any) -> list[int]:
-    owner: Any = llm.vocabulary if "start" in options else llm
-    return list(owner.tokenize(prompt, **options))
-
-
-# Method of a `ServedLLM` -> what does it with a model, in the server or in this process.
+# What a `RemoteEngine` looks up -> how a vocabulary is asked for it.
 _LOOKS: dict[str, Callable[..., Any]] = {
-    "is_end": lambda llm, token: llm.vocabulary.is_end(token),
-    "token_text": lambda llm, token: llm.token_text(token),
-    "token_bytes": lambda llm, token: [*llm.token_bytes(token)],
-    "tokenize": _tokenize,
+    "tokenize": lambda tokens, **options: tokens.tokenize(**options),
+    "piece": lambda tokens, token: [*tokens.piece(token)],
+    "token_text": lambda tokens, token: tokens.token_text(token),
+    "is_end": lambda tokens, token: tokens.is_end(token),
 }
 
 
 def call(
-    llm: LLM, data: Any, send: Callable[[str, Any], None], reading: Callable[..., Any]
+    engine: Engine[Answer],
+    data: Any,
+    send: Callable[[str, Any], None],
+    reading: Callable[..., Any],
 ) -> None:
-    """Do what a `ServedLLM` asks for.
+    """Do what a `RemoteEngine` asks for.
 
     Args:
         data: The body of the request: `method` and `options`.
         send: Called with the kind and the value of each part of the answer.
-        reading: Context manager that cancels a stream when the client leaves.
+        reading: Context manager that cancels an answer when the client leaves.
     """
-    method, options = data["method"], unpack(data["options"])
+    method, options = data["method"], dict(unpack(data["options"]))
     if method == "facts":
-        facts = {name: getattr(llm, name) for name in _FACTS}
-        send("value", facts | {"is_exact": not llm.logit_noise(options["k"])})
+        send("value", [engine.facts, engine.measured])
+    elif method == "encode":
+        send("value", [*engine.encode(**options)])
     elif method in _LOOKS:
-        send("value", _LOOKS[method](llm, **options))
-    elif method == "stream":
-        if options.pop("reports"):
-            options["on_prompt"] = lambda progress: send("progress", progress)
-        with llm.stream(**options) as stream, reading(stream):
-            send("begun", [stream.stats, stream.seed])
+        send("value", _LOOKS[method](engine.vocabulary, **options))
+    elif method == "submit":
+        request: Request = options["request"]
+        if options["reports"]:
+            request = replace(request, on_prompt=lambda progress: send("progress", progress))
+        with engine.submit(request) as answer, reading(answer):
+            send("begun", [answer.stats, answer.seed])
 
             def send_chunk(chunk: Chunk) -> None:
-                send("stats", stream.stats)  # before it, for a client that ends the answer there
+                send("stats", answer.stats)  # before it, for a client that ends the answer there
                 send("chunk", chunk)
 
-            send("value", stream.run_to_end(send_chunk))
+            send("value", answer.run_to_end(send_chunk))
     else:
         raise ValueError(method)
 
@@ -349,10 +371,43 @@ class ServedStream:
         self.close()
 
 
-class ServedLLM:
-    """A model in a running server, with what commands use of an `LLM`.
+class _RemoteTokens:
+    """Look-ups in the vocabulary of an engine in another process; the answers are kept."""
 
-    What the server refuses, or what is asked when it is gone, is done by the model in this process.
+    def __init__(self, look: Callable[..., Any]) -> None:
+        self._look = look
+        self._known: dict[tuple[str, int], Any] = {}
+
+    def tokenize(
+        self, text: str | bytes, *, special: bool, start: bool = True, most: int | None = None
+    ) -> list[int]:
+        text = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        found: list[int] = self._look(
+            "tokenize", text=text, special=special, start=start, most=most
+        )
+        return found
+
+    def piece(self, token: int) -> bytes:
+        return bytes(self._of("piece", token))
+
+    def token_text(self, token: int) -> str:
+        return str(self._of("token_text", token))
+
+    def is_end(self, token: int) -> bool:
+        return bool(self._of("is_end", token))
+
+    def _of(self, method: str, token: int) -> Any:
+        token = operator.index(token)
+        if (method, token) not in self._known:
+            self._known[method, token] = self._look(method, token=token)
+        return self._known[method, token]
+
+
+class RemoteEngine:
+    """A model in a running server; see `gguf_spec.engine`.
+
+    What the server refuses, or what is asked when it is gone, is done by the model in this process,
+    which is loaded for it. So are images, sessions and the scores of texts.
     """
 
     def __init__(
@@ -365,83 +420,83 @@ class ServedLLM:
     ) -> None:
         """Ask a server for a model, by its name there; `load` loads its file in this process."""
         self.url, self._server, self._model, self._load = server.url, server, model, load
-        self.path, self.speculation = path, speculation
-        self._llm: LLM | None = None
+        self._loaded: LLM | None = None
         self._loading, self._ended = threading.Lock(), threading.Event()
         self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
-        self._facts: dict[str, Any] = {}
-        self._facts = self._call("facts", k=K_MAX)
+        self._is_taken = False
+        facts: Facts
+        self._measured: Measured
+        facts, self._measured = self._call("facts")
+        self._facts = replace(facts, path=path, speculation=speculation)
+        self._tokens = _RemoteTokens(self._look)
+        self._is_taken = True
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if self._llm or name not in self._facts:
-            return getattr(self._here(), name)
-        return self._facts[name]
-
-    def _here(self) -> LLM:
+    def _here(self) -> LocalEngine:
         with self._loading:
-            if self._llm is None:
-                self._llm = self._load()
-        return self._llm
+            if self._loaded is None:
+                self._loaded = self._load()
+        return self._loaded.engine
 
     @property
-    def is_exact(self) -> bool:
-        """Whether its texts do not depend on the requests beside them."""
-        return bool(self._facts["is_exact"])
+    def facts(self) -> Facts:
+        return self._loaded.engine.facts if self._loaded else self._facts
 
     @property
-    def vocabulary(self) -> Any:
-        """What tokenises texts, and tells the ends of generations apart from other tokens."""
-        return self._llm.vocabulary if self._llm else self
+    def measured(self) -> Measured:
+        return self._loaded.engine.measured if self._loaded else self._measured
 
-    def is_end(self, token: int) -> bool:
-        """Return whether a token ends a generation."""
-        return bool(self._look("is_end", token=token))
+    @property
+    def vocabulary(self) -> Tokens:
+        return self._loaded.engine.vocabulary if self._loaded else self._tokens
 
-    def token_text(self, token: int) -> str:
-        """Return the text of a token, as `LLM.token_text`."""
-        return str(self._look("token_text", token=token))
+    def check_generates(self) -> None:
+        if not self._facts.generates:
+            self._here().check_generates()
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token, as `LLM.token_bytes`."""
-        return bytes(self._look("token_bytes", token=token))
-
-    def tokenize(self, prompt: Any, **options: Any) -> list[int]:
-        """Return token ids, as `LLM.tokenize`, or as its vocabulary does, which has `start`."""
-        return list(self._look("tokenize", prompt=prompt, **options))
-
-    def chat(self, system: str | None = None, **options: Any) -> Chat:
-        """Start a conversation, as `LLM.chat`."""
-        from ..runtime.llm import Chat
-
-        return Chat(cast("LLM", self), system, **options)
-
-    def generate(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Completion:
-        """Return a complete answer, as `LLM.generate`."""
-        with self.stream(prompt, sampling, **options) as stream:
-            result: Completion = stream.run_to_end()
-        return result
-
-    def stream(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Any:
-        """Start a generation, as `LLM.stream`; one with images is of this process."""
-        options |= {"prompt": prompt, "sampling": sampling}
-        options["speculation"] = options.get("speculation") or self.speculation
-        if not self._llm and not options.get("images"):
-            report = options.get("on_prompt")
-            asked = options | {"on_prompt": None, "reports": report is not None}
+    def encode(
+        self,
+        prompt: str | Sequence[Message] | Infill,
+        form: PromptOptions,
+        *,
+        special: bool = True,
+        images: Sequence[GivenImage] = (),
+        most: int | None = None,
+    ) -> list[int]:
+        if not (self._loaded or images or has_images(prompt)):
+            asked = {"prompt": prompt, "form": form, "special": special, "most": most}
             with contextlib.suppress(_NotServedError):
-                parts, end = self._ask("stream", asked)
-                return ServedStream(parts, self.url, end, report)
-        return self._here().stream(**options)
+                found: list[int] = self._call("encode", **asked)
+                return found
+        return self._here().encode(prompt, form, special=special, images=images, most=most)
 
-    stream_tokens = stream
+    def submit(self, request: Request) -> Answer:
+        """Begin an answer; one whose callback may end it at a token is of this process."""
+        prompt = request.prompt
+        is_own = request.on_token or request.images or has_images(prompt)
+        if not (self._loaded or is_own):
+            report = request.on_prompt
+            asked = {"request": replace(request, on_prompt=None), "reports": report is not None}
+            with contextlib.suppress(_NotServedError):
+                parts, end = self._ask("submit", asked)
+                return ServedStream(parts, self.url, end, report)
+        return self._here().submit(request)
+
+    def score(
+        self, tokens: Sequence[int], logprobs: int, on_pass: Callable[[], object]
+    ) -> list[TokenLogprob]:
+        return self._here().score(tokens, logprobs, on_pass)
+
+    def save_session(self, path: Path, data: Mapping[str, Any]) -> None:
+        self._here().save_session(path, data)
+
+    def restore_session(self, path: Path) -> tuple[dict[str, Any], str]:
+        return self._here().restore_session(path)
 
     def _look(self, method: str, **options: Any) -> Any:
-        if not self._llm:
+        if not self._loaded:
             with contextlib.suppress(_NotServedError):
                 return self._call(method, **options)
-        return _LOOKS[method](self._here(), **options)
+        return _LOOKS[method](self._here().vocabulary, **options)
 
     def _call(self, method: str, **options: Any) -> Any:
         parts, _ = self._ask(method, options)
@@ -472,7 +527,7 @@ class ServedLLM:
             wait = response.getheader("Retry-After", "")
             connection.close()
             # A server whose queue is full is not taken; one that was taken is waited for.
-            if response.status != 429 or not wait.isdigit() or not self._facts:
+            if response.status != 429 or not wait.isdigit() or not self._is_taken:
                 raise _NotServedError
             if self._ended.wait(int(wait)):
                 raise ClosedError
@@ -506,8 +561,46 @@ class ServedLLM:
 
     def close(self) -> None:
         """Close what was loaded in this process."""
-        if self._llm:
-            self._llm.close()
+        if self._loaded:
+            self._loaded.close()
+
+
+class ServedLLM(Client[Answer]):
+    """A model in a running server, with what commands use of an `LLM`.
+
+    What the server refuses, or what is asked when it is gone, is done by the model in this process.
+    """
+
+    engine: RemoteEngine
+
+    def __init__(
+        self,
+        server: RunningServer,
+        model: str,
+        load: Callable[[], LLM],
+        path: Path,
+        speculation: Speculation,
+    ) -> None:
+        """Ask a server for a model; arguments as of `RemoteEngine`."""
+        super().__init__(RemoteEngine(server, model, load, path, speculation))
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self.engine.url
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its texts do not depend on the requests beside them."""
+        return self.engine.measured.is_exact
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends a generation."""
+        return self.vocabulary.is_end(token)
+
+    def end_requests(self) -> None:
+        """End the requests that wait for their turn in the server; refuse further ones."""
+        self.engine.end_requests()
 
     def __enter__(self) -> ServedLLM:
         return self
@@ -519,7 +612,7 @@ class ServedLLM:
 def _parts(
     response: http.client.HTTPResponse, connection: http.client.HTTPConnection
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an answer: kinds and values; errors as of `ServedLLM._ask`."""
+    """Yield the parts of an answer: kinds and values; errors as of `RemoteEngine._ask`."""
     with contextlib.closing(connection):
         while True:
             try:

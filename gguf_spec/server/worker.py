@@ -30,10 +30,10 @@ from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 
 if TYPE_CHECKING:
+    from ..engine import Answer
     from ..protocols.fit import Choice
     from ..results import Chunk, Progress
     from ..runtime.llm import LLM
-    from ..runtime.stream import Stream
 
 
 # Bytes of all requests that wait, about, as they are held in memory.
@@ -296,7 +296,7 @@ class Worker:
                 job.finish()
         self._changed.notify_all()
 
-    def _choose(self, job: Job, llm: LLM, choice: Choice[Stream], n_ctx_max: int) -> None:
+    def _choose(self, job: Job, llm: LLM, choice: Choice[Answer], n_ctx_max: int) -> None:
         assert isinstance(job.request, CompletionRequest)
         report, failed = Report(job, llm, choice, self._step), ""
         with choice.open(report.prompt_is_read) as stream:
@@ -362,10 +362,10 @@ class Report:
     """
 
     def __init__(
-        self, job: Job, llm: LLM, choice: Choice[Stream], step: Callable[[], None]
+        self, job: Job, llm: LLM, choice: Choice[Answer], step: Callable[[], None]
     ) -> None:
         assert isinstance(job.request, CompletionRequest)
-        self.stream: Stream
+        self.stream: Answer
         self.times_s = [job.began_s]
         self._job, self._llm, self._index, self._step = job, llm, choice.index, step
         self._lines = LineReader(job.request.lines) if job.request.lines else None

@@ -13,9 +13,10 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
@@ -30,7 +31,7 @@ from ..errors import (
     TemplateError,
     Text,
 )
-from ..options import check_types, well_formed
+from ..options import Message, PromptOptions, Tools, check_types, well_formed
 from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
 from ..vocabulary import Vocabulary
 from . import turns
@@ -95,9 +96,7 @@ _TRIED = {
         },
     },
 }
-Message = turns.Message
 Messages = turns.Messages
-Tools = Sequence[Mapping[str, Any]]
 
 
 # ---- variables
@@ -176,23 +175,6 @@ def template_fault(template: str) -> TemplateFault | None:
     return None
 
 
-@dataclass(frozen=True)
-class PromptOptions:
-    """Options of a prompt that is made from messages.
-
-    Attributes:
-        prefill: Beginning of the answer.
-        tools: Tools that the model may call, in OpenAI's form.
-        think: Whether the model reasons before its answer; None leaves it to the template.
-        values: Variables of the template.
-    """
-
-    prefill: str = ""
-    tools: Tools | None = None
-    think: bool | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-
 def read_options(
     prefill: str,
     tools: Tools | None,
@@ -248,7 +230,7 @@ def check_values(model: Vocabulary, options: PromptOptions) -> dict[str, Any]:
             hint = f"omit {name[:100]!r}."
             raise InvalidOptionError("chat_template_kwargs", name, "", hint, message=problem)
     if options.think and reasoning is None:
-        raise no_reasoning(model, "think", True)
+        raise no_reasoning(model.path, "think", True)
     if options.think and options.prefill:
         hint = "omit one of the two: an answer has begun."
         raise OptionConflictError(Option("think", True), Option("prefill"), hint)
@@ -257,12 +239,12 @@ def check_values(model: Vocabulary, options: PromptOptions) -> dict[str, Any]:
 
 
 def no_reasoning(
-    model: Vocabulary, option: str, value: object, is_chat: bool = True
+    path: Path, option: str, value: object, is_chat: bool = True
 ) -> InvalidOptionError:
     if not is_chat:
         return _needs_messages(option, value)
     hint = Text("omit {}, or use a model that reasons.", Option(option))
-    message = f"the chat template of {model.path.name} has no reasoning parts."
+    message = f"the chat template of {path.name} has no reasoning parts."
     return InvalidOptionError(option, value, "", hint, message=message)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-Message = Mapping[str, Any]
+from ..options import Message
+
 Messages = Sequence[Message]
 # Writes calls, names with arguments, as text.
 Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 from dataclasses import is_dataclass
+from typing import get_args, get_origin
 
 import click
 
@@ -43,6 +44,8 @@ MAKERS = {
     "AsyncChat": "AsyncLLM.chat",
     "ServedLLM": "served",
 }
+# Base class of the package that the page does not list -> what stands for it.
+SHOWN = {"Client[Any]": "LLM"}
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
 
@@ -137,6 +140,8 @@ def described(name, value, listed):
         or (is_dataclass(value) and not value.__dataclass_params__.init)
         else signature(value)
     )
+    for hidden_name, name_of in SHOWN.items():
+        made = made.replace(hidden_name, name_of)
     yield f"### class `{name}{made}`\n"
     if bases:
         yield f"Is a {', '.join(f'`{base}`' for base in bases)}.\n"
@@ -148,6 +153,7 @@ def described(name, value, listed):
     init = vars(value).get("__init__")
     if init and init.__doc__ and not is_dataclass(value) and name not in MAKERS:
         yield f"{markdown(init.__doc__)}\n"
+    types = SHOWN | arguments_of(value)
     members = {one: member for kind in (*hidden, value) for one, member in vars(kind).items()}
     for one, member in sorted(members.items()):
         if one[0] == "_":
@@ -156,8 +162,24 @@ def described(name, value, listed):
             yield f"- **`.{one}`**: {flat(member.__doc__)}"
         elif inspect.isfunction(member) or isinstance(member, (classmethod, staticmethod)):
             function = getattr(member, "__func__", member)
-            yield f"- **`.{one}{signature(function, method=not isinstance(member, staticmethod))}`**: {flat(function.__doc__)}"
+            called = signature(function, method=not isinstance(member, staticmethod))
+            for hidden_name, name_of in types.items():
+                called = called.replace(hidden_name, name_of)
+            yield f"- **`.{one}{called}`**: {flat(function.__doc__)}"
     yield ""
+
+
+def arguments_of(kind):
+    """Return type variables of the bases of a class -> the types that it gives for them."""
+    bases = [one for one in getattr(kind, "__orig_bases__", ()) if get_args(one)]
+    return {
+        variable.__name__: given.__name__
+        for base in bases
+        for variable, given in zip(
+            getattr(get_origin(base), "__parameters__", ()), get_args(base), strict=False
+        )
+        if inspect.isclass(given)
+    }
 
 
 def signature(function, method=False):

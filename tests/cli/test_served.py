@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 
@@ -14,6 +15,7 @@ import gguf_spec
 from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.batch import Batch, LineDefaults
 from gguf_spec.errors import GgufSpecError, NoTokenLeftError
+from gguf_spec.options import IMAGE_IDS
 from gguf_spec.runtime.stream import Stream
 from gguf_spec.server import (
     ModelPool,
@@ -176,7 +178,7 @@ def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
 
         with Batch(given, io.BytesIO()) as run, pytest.raises(KeyboardInterrupt):
             run.run(llm, on_progress=interrupt)
-        assert server._app.worker.n_running == 1 and llm._llm is None
+        assert server._app.worker.n_running == 1 and llm.engine._loaded is None
 
 
 def test_texts_that_depend_on_drafts_are_of_this_process(run):
@@ -209,9 +211,9 @@ def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
         waits.append(seconds)
         monkeypatch.setattr(worker, "_most", 8)
 
-    monkeypatch.setattr(llm._ended, "wait", wait)
+    monkeypatch.setattr(llm.engine._ended, "wait", wait)
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
-    assert waits and llm._llm is None
+    assert waits and llm.engine._loaded is None
 
 
 @pytest.mark.full
@@ -236,9 +238,12 @@ def test_only_the_token_of_the_file_opens_the_route(server):
 
 BAD = [
     {}, {"model": "tales"}, {"model": "tales", "method": "close", "options": {}},
-    {"model": "tales", "method": "stream", "options": {"type": "os.system", "fields": {}}},
-    {"model": "tales", "method": "stream", "options": {"type": "Sampling", "fields": {"top_k": "x"}}},
-    {"model": "tales", "method": "stream", "options": {"type": "dict", "items": [["reports", False]]}},
+    {"model": "tales", "method": "stream", "options": {"type": "dict", "items": []}},
+    {"model": "tales", "method": "submit", "options": {"type": "os.system", "fields": {}}},
+    {"model": "tales", "method": "submit", "options": {"type": "Sampling", "fields": {"top_k": "x"}}},
+    {"model": "tales", "method": "submit", "options": {"type": "dict", "items": [["reports", False]]}},
+    {"model": "tales", "method": "submit", "options": {"type": "dict", "items": [["reports", False], ["request", "Once"]]}},
+    {"model": "tales", "method": "encode", "options": {"type": "dict", "items": [["prompt", 5]]}},
     {"model": "tales", "method": "tokenize", "options": {"type": "dict", "items": [1]}},
     {"model": "tales", "method": "facts", "options": None}, {"model": 5},
 ]  # fmt: skip
@@ -253,6 +258,49 @@ def test_a_wrong_call_is_refused(server, body):
     assert refusal.startswith(b'["refused"') and end in (b'["end", null]', b"")
 
 
+SEEN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm: llm.tokenize(SEEN),
+        lambda llm: llm.tokenize("what?", images=["cat.jpg"]),
+        lambda llm: llm.stream(SEEN),
+        lambda llm: llm.stream([1, IMAGE_IDS + 3, 5]),
+        lambda llm: llm.stream("Once", on_token=print),
+        lambda llm: llm.score("Once upon"),
+    ],
+    ids=["parts", "images", "messages", "ids", "callback", "scores"],
+)
+def test_what_belongs_to_this_process_is_not_sent(llm, monkeypatch, ask):
+    """Ids of images are valid in one process; a callback may end an answer at a token."""
+
+    class NotLoadedError(Exception):
+        pass
+
+    def load():
+        raise NotLoadedError
+
+    asked = []
+    call = type(llm.engine)._ask
+    monkeypatch.setattr(
+        type(llm.engine), "_ask", lambda *given: asked.append(given[1]) or call(*given)
+    )
+    monkeypatch.setattr(llm.engine, "_load", load)
+    with pytest.raises(NotLoadedError):
+        ask(llm)
+    assert {*asked} <= {"encode"}  # the ids of a text that is scored
+
+
+def test_a_callback_sees_each_token(llm):
+    tokens = []
+    result = llm.generate(
+        "Once", Sampling(seed=1, max_tokens=5), on_token=tokens.append, stop_tokens=[np.int64(4)]
+    )
+    assert tokens == [*result.tokens] and len(tokens) == 5
+
+
 def test_a_prompt_that_is_too_long(llm):
     with pytest.raises(gguf_spec.errors.PromptTooLongError) as caught:
         llm.stream("a " * 5000)
@@ -264,7 +312,7 @@ def test_what_a_server_does_not_do_is_done_here(llm, server):
     assert llm.token_text(llm.tokenize("Once")[-1]) and not llm.is_end(5)
     server.close()
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
-    assert llm._llm is not None and llm.n_ctx == 2048
+    assert llm.engine._loaded is not None and llm.n_ctx == 2048
 
 
 def test_a_server_that_ends_in_the_middle_is_named():
@@ -333,3 +381,28 @@ def test_a_stale_or_foreign_entry_is_ignored(server, monkeypatch, tmp_path, chan
 def test_the_file_can_be_read_by_its_owner_only(server, tmp_path):
     (file,) = (tmp_path / "gguf-spec" / "servers").glob("*.json")
     assert os.name == "nt" or (file.stat().st_mode | file.parent.stat().st_mode) & 0o077 == 0
+
+
+def test_the_facts_of_a_server_are_those_of_its_model(llm, server):
+    """They cross the wall with their types, and nothing is loaded for them."""
+    (own,) = server._app._pool.loaded_llms()
+    here = own.engine.facts
+    there = running.unpack(json.loads(json.dumps(running.pack(here))))
+    assert there == here and [*map(type, vars(there).values())] == [*map(type, vars(here).values())]
+    for name in vars(here):
+        found = getattr(llm, name)
+        assert found == getattr(here, name) or name == "speculation", name
+    assert llm.is_exact and llm.prompt_token_s > 0
+    assert llm.has_chat_template == own.has_chat_template
+    with pytest.raises(AttributeError):
+        _ = llm.no_such_member
+    assert llm.engine._loaded is None
+
+
+def test_the_facts_are_those_of_the_model_that_answers(llm, server):
+    """After the server is gone, and the model is loaded here with another context."""
+    llm.engine._load = lambda: gguf_spec.load("tales", **LOADS, n_ctx=256)
+    assert llm.n_ctx == 2048
+    server.close()
+    assert llm.generate("Once", Sampling(seed=1, max_tokens=2)).tokens
+    assert llm.n_ctx == 256

@@ -350,7 +350,7 @@ def embedder(llm):
     from gguf_spec.llama.embedder import Embedder
 
     llm.embed(["a"])
-    return Closes(llm._embedder, Embedder(llm.vocabulary))
+    return Closes(llm.engine.embedder, Embedder(llm.vocabulary))
 
 
 def batch(llm):

@@ -21,7 +21,7 @@ CALLED = (
     "llama_get_logits_ith", "llama_state_seq_get_data", "llama_state_seq_set_data", "llama_memory_seq_pos_max", "llama_tokenize",
 )  # fmt: skip
 FILES = (
-    "runtime/llm.py", "runtime/request_queue.py", "runtime/stream.py", "runtime/generation.py", "runtime/many.py", "llama/context.py", "llama/sequence.py", "llama/recurrent_state.py", "llama/weights.py", "llama/native.py", "speculative/prefix.py", "speculative/engine.py", "speculative/drafters/model.py",
+    "runtime/llm.py", "runtime/client.py", "runtime/local_engine.py", "runtime/chat.py", "runtime/request_queue.py", "runtime/stream.py", "runtime/generation.py", "runtime/many.py", "llama/context.py", "llama/sequence.py", "llama/recurrent_state.py", "llama/weights.py", "llama/native.py", "speculative/prefix.py", "speculative/engine.py", "speculative/drafters/model.py",
     "llama/threads.py", "runtime/session_file.py", "speculative/pair.py", "speculative/controller.py", "speculative/cost_model.py", "speculative/pair_statistics.py", "llama/samplers.py", "grammar/token_grammar.py",
 )  # fmt: skip
 

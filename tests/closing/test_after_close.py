@@ -66,6 +66,8 @@ def test_every_route_of_the_server_answers_after_close(gguf_dir):
         assert len(paths) > 20
         stored = ask(server, "POST", "/v1/responses", INPUT).json()["id"]
         llm.close()
+        (listed,) = ask(server, path="/v1/models").json()["data"]
+        assert listed["loaded"] is False
         asked = [(method, path) for path, methods in paths.items() for method in methods]
         for method, path in sorted(asked, reverse=True):  # "delete" is the last one
             place = path.replace("{name}", llm.name).replace("{id}", stored)

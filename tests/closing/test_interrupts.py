@@ -96,7 +96,10 @@ def test_dropping_a_stream_runs_no_python_code(tales, n_read):
 @pytest.mark.full
 def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
     """Also with the traceback kept, as a notebook keeps it: its frames hold all that is open."""
-    way, sampling = Bytecodes(["runtime/llm.py"]), Sampling(seed=1, max_tokens=3)
+    way, sampling = (
+        Bytecodes(["runtime/client.py", "runtime/local_engine.py", "runtime/chat.py"]),
+        Sampling(seed=1, max_tokens=3),
+    )
 
     def send():
         return tales.chat(sampling=sampling).send("hi", speculation=Speculation(0))
@@ -117,6 +120,8 @@ def test_a_close_that_is_interrupted_can_be_repeated(gguf_dir, stream_open):
     way = Bytecodes(
         [
             "runtime/llm.py",
+            "runtime/client.py",
+            "runtime/local_engine.py",
             "runtime/request_queue.py",
             "speculative/pair.py",
             "llama/context.py",

@@ -29,6 +29,9 @@ FILES = (
     "runtime/stream.py",
     "runtime/generation.py",
     "runtime/llm.py",
+    "runtime/chat.py",
+    "runtime/client.py",
+    "runtime/local_engine.py",
     "runtime/many.py",
 )
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gguf_spec.edit import EditPlan, Hunk, apply, patch
+from gguf_spec import Completion, Sampling, Stats
+from gguf_spec.edit import EditPlan, Hunk, apply, patch, run
 from gguf_spec.edit.parts import parts_of
 from gguf_spec.errors import InvalidOptionError, OptionTypeError
 
@@ -655,3 +656,21 @@ def test_new_lines_beside_a_part(name, text, ask, answer, there, writer):
 def test_the_last_stage_of_a_dockerfile_needs_no_name():
     reading = plan(DOCKER, "install z in the final image, not in the build stage", "Dockerfile").reading  # fmt: skip
     assert [(one.start, one.end) for one in (*reading.scope, *reading.kept)] == [(3, 5), (0, 3)]
+
+
+def test_the_steps_of_an_edit_ask_a_model_once_or_not_at_all(writer):
+    asked = []
+
+    def write(one):
+        asked.append(one)
+        return Completion("b\n" * 3, (1, 2, 3), "stop", 7, Stats(n_generated=3))
+
+    code = EditPlan("a = 1\n", "set a to 2", name="a.ini")
+    assert run(code, writer, write, Sampling()).text == "a = 2\n"
+    assert asked == []
+    model = EditPlan("a\nb\nc\n", "write b in each line", name="a.txt")
+    edit = run(model, writer, write, Sampling(temperature=0), 5, {"b.txt": "seen"})
+    (one,) = asked
+    assert (one.sampling.max_tokens, one.sampling.temperature) == (5, 0)
+    assert "seen" in str(one.arguments["prompt"]) and one.sampling.stop == ("\n```",)
+    assert (edit.text, edit.way, edit.seed) == ("b\nb\nb\n", "text", 7)

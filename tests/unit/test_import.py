@@ -13,6 +13,11 @@ from gguf_spec import errors
 from tests.support import children
 from tests.unit.test_error_texts import example
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 from _reference import MODULES, public  # noqa: E402
@@ -107,19 +112,8 @@ def test_every_package_lists_its_public_names(name):
         assert getattr(module, one) is not None
 
 
-# Modules that are not public, and that a plugin imports all the same: it belongs to one version, and replaces a part of the package.
-NOT_PUBLIC = {
-    "gguf-spec-compat": {
-        "arrays", "errors", "gguf.validation", "gguf.vocabulary", "llama.bindings", "llama.context", "llama.memory", "llama.options",
-        "llama.own_kernels", "llama.sequence", "registry", "registry.resolve", "sampling.chain",
-        "speculative.drafters", "speculative.drafters.model", "speculative.pair_statistics", "speculative.vocabularies", "system.process", "text.encoding",
-    },
-    "gguf-spec-ray": {"protocols.bodies", "protocols.errors", "protocols.replies", "server.streams", "server.uploads"},
-    "gguf-spec-trim": {"gguf.header", "gguf.validation", "gguf.vocabulary", "gguf.writing", "llama.weights", "results", "system.files"},
-    "gguf-spec-workers": {
-        "errors", "llama.backend", "llama.bindings", "llama.devices", "llama.log", "llama.native", "llama.options", "system",
-    },
-}  # fmt: skip
+# What plugins may import besides what is public: each belongs to one version, and replaces a part of the package.
+CONTRACT = tomllib.loads((ROOT / "plugins" / "contract.toml").read_text(encoding="utf-8"))
 
 
 def imported(tree):
@@ -134,38 +128,51 @@ def imported(tree):
 
 
 def hidden(source):
-    """Return the modules from which a source takes what is not public."""
-    found = set()
+    """Return what a source imports that is not public: module -> names; "" is the module itself."""
+    found = {}
     for module, name in imported(ast.parse(source)):
-        if module.split(".")[0] != "gguf_spec":
+        if module.split(".")[0] != "gguf_spec" or f"{module}.{name}" in MODULES:
             continue
         if module not in MODULES or (name and name not in public(importlib.import_module(module))):
-            is_public = f"{module}.{name}" in MODULES
-            found |= set() if is_public else {module.removeprefix("gguf_spec.")}
+            found.setdefault(module.removeprefix("gguf_spec."), set()).add(name)
     return found
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")), ids=lambda one: one.name)  # fmt: skip
-def test_plugins_import_what_is_public(folder):
-    found = {one for path in folder.rglob("*.py") for one in hidden(path.read_text("utf-8"))}
-    assert found == NOT_PUBLIC.get(folder.name, set())
+def test_plugins_import_what_the_contract_names(folder):
+    found = {}
+    for path in folder.rglob("*.py"):
+        for module, names in hidden(path.read_text("utf-8")).items():
+            found.setdefault(module, set()).update(names)
+    assert {name: sorted(names) for name, names in found.items()} == CONTRACT[folder.name]
+
+
+def test_the_contract_of_plugins_names_what_there_is():
+    """In order, and of other packages no name that begins with an underscore."""
+    assert sorted(CONTRACT) == sorted(one.parent.name for one in ROOT.glob("plugins/*/pyproject.toml"))  # fmt: skip
+    for modules in CONTRACT.values():
+        assert [*modules] == sorted(modules)
+        for module, names in modules.items():
+            found = importlib.import_module(f"gguf_spec.{module}")
+            assert names == sorted(names) and not any(name.startswith("_") for name in names)
+            for name in filter(None, names):
+                assert hasattr(found, name) or importlib.import_module(f"gguf_spec.{module}.{name}")
 
 
 @pytest.mark.parametrize(
-    ("source", "module"),
+    ("source", "found"),
     [
-        ("from gguf_spec.tools.reader import ToolReader", "tools.reader"),
-        ("from gguf_spec.options import REQUESTS", "options"),
-        ("import gguf_spec.llama.context", "llama.context"),
-        ("import_module('gguf_spec.runtime.plan')", "runtime.plan"),
-        ("from gguf_spec import runtime", "gguf_spec"),
+        ("from gguf_spec.tools.reader import ToolReader", {"tools.reader": {"ToolReader"}}),
+        ("from gguf_spec.options import REQUESTS", {"options": {"REQUESTS"}}),
+        ("import gguf_spec.llama.context", {"llama.context": {""}}),
+        ("import_module('gguf_spec.runtime.plan')", {"runtime.plan": {""}}),
+        ("from gguf_spec import runtime", {"gguf_spec": {"runtime"}}),
     ],
 )
-def test_a_hidden_import_is_found(source, module):
-    assert hidden(source) == {module}
+def test_a_hidden_import_is_found(source, found):
+    assert hidden(source) == found
     assert (
-        hidden("from gguf_spec.tools import ToolReader\nfrom gguf_spec import models, load")
-        == set()
+        hidden("from gguf_spec.tools import ToolReader\nfrom gguf_spec import models, load") == {}
     )
 
 

@@ -761,3 +761,8 @@ def test_a_text_for_a_model_that_answers_messages_is_said_once(llm, caplog):
     assert [one.getMessage() for one in caplog.records if "ask()" in one.getMessage()] == [
         f"generate() continues a text, but {llm.name} answers messages: use ask(), or chat()."
     ]
+
+
+def test_the_numbers_of_the_file_have_their_old_name_too(tales):
+    assert tales.file_numbers["n_vocab"] == tales.vocabulary.n_vocab
+    assert tales.facts == tales.file_numbers and tales.facts is not None

@@ -44,7 +44,8 @@ from ..text_file import MOST_BYTES, TextFile, encoding_of
 from .kept import KeptChats, plain
 
 if TYPE_CHECKING:
-    from ... import LLM, Chat, Sampling, Speculation, Turn
+    from ... import Chat, Sampling, Speculation, Turn
+    from ..options import AnyLLM
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
@@ -109,7 +110,7 @@ class PipeUI:
         terminal: Its end undoes what was set at the terminal.
     """
 
-    def __init__(self, llm: LLM, chat: Chat, show_draft: bool, *, as_json: bool = False) -> None:
+    def __init__(self, llm: AnyLLM, chat: Chat, show_draft: bool, *, as_json: bool = False) -> None:
         self.llm, self.chat = llm, chat
         self.show_draft, self.show_thinking, self.code = show_draft, False, 0
         self._is_read, self.terminal = False, contextlib.ExitStack()

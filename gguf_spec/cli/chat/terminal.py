@@ -28,8 +28,9 @@ from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block, ways_on
 from .markdown import Markdown, Piece, Wrap
 
 if TYPE_CHECKING:
-    from ... import LLM, Chat, Turn
+    from ... import Chat, Turn
     from ... import Completion as Answer
+    from ..options import AnyLLM
 
 _PROMPT = "> "
 # Command -> function that returns its possible arguments with a given beginning.
@@ -44,7 +45,7 @@ _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
 class TerminalUI(PipeUI):
     """Chat interface at a terminal."""
 
-    def __init__(self, llm: LLM, chat: Chat, show_draft: bool, keep_history: bool) -> None:
+    def __init__(self, llm: AnyLLM, chat: Chat, show_draft: bool, keep_history: bool) -> None:
         super().__init__(llm, chat, show_draft)
         self._dumb = is_dumb_terminal()
         self._history: _KeptHistory | None = None
@@ -162,7 +163,7 @@ class TerminalUI(PipeUI):
         return "\n".join(textwrap.wrap(status(self.llm, self.chat), max(20, self._out.width - 1)))
 
 
-def status(llm: LLM, chat: Chat) -> str:
+def status(llm: AnyLLM, chat: Chat) -> str:
     """Return the status line: speed of the last answer, and context usage."""
     last = chat.last
     if last is None:
@@ -173,7 +174,7 @@ def status(llm: LLM, chat: Chat) -> str:
     return f"{speed(s)}, context {used}"
 
 
-def _ending(result: Answer, llm: LLM, chat: Chat) -> str:
+def _ending(result: Answer, llm: AnyLLM, chat: Chat) -> str:
     if result.finish_reason == "cancelled":
         return "(stopped)"
     n, n_prompt, n_ctx = result.stats.n_generated, result.stats.n_prompt, llm.n_ctx

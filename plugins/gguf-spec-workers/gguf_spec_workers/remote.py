@@ -27,7 +27,7 @@ from gguf_spec.llama.backend import without_signals
 from gguf_spec.llama.bindings import C, call
 from gguf_spec.llama.devices import CPU_KIND, GPU_KIND, first_device, has_rpc
 from gguf_spec.llama.log import add_lines
-from gguf_spec.llama.native import N_BATCH, Names, Native, TokenBatch, _keep
+from gguf_spec.llama.native import N_BATCH, Names, Native, TokenBatch, keep
 from gguf_spec.llama.options import Placement
 from gguf_spec.system import subprogram
 
@@ -200,7 +200,7 @@ class RemoteNative(Native):
         """Create the context in the child, and the batch here."""
         if not self._call("open", bytes(params), n_batch):
             return False
-        _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
+        keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
         self.batch: PackedBatch = PackedBatch(self._batches[0], n_batch)
         return True
 
