@@ -214,8 +214,8 @@ def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     found += asked.unnamed(plain, is_free=is_sorted and is_move(hunks, reading.instruction))
     if not _COMMENTS.search(reading.instruction):
         n_gone = sum(one.new is None for one in plain) if is_removal else 0
-        texts = ("\n".join(lines) for lines in (reading.lines, apply(reading.lines, hunks)))
-        gone = _lost_comments(*texts, reading.name)
+        before, after = map("\n".join, (reading.lines, apply(reading.lines, hunks)))
+        gone = _lost_comments(before, after, reading.name)
         found += [f"a comment is gone: {one[:60]}" for one in gone[n_gone:]]
     return found[:_MOST]
 
