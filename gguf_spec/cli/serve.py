@@ -101,9 +101,9 @@ def _left_out_for_gpu(given: dict[str, Any]) -> list[str]:
 
 
 def _has_gpu() -> bool:
-    from ..llama.backend import offloads  # it loads llama.cpp
+    from ..doctor import can_offload
 
-    return offloads()
+    return can_offload()
 
 
 def _as_meant(args: list[str]) -> list[str]:
