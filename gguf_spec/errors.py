@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +45,8 @@ class Pull(NamedTuple):
 Write: TypeAlias = Callable[[Option | Pull], "str | None"]
 """Writes a name for one surface; None if the surface has no such option or function."""
 
+# Modules that write traces; Python itself writes that of the main thread.
+_TRACES = {"traceback", "threading"}
 # Characters of a rejected value that a message shows.
 _SHOWN = 200
 # A part that some surfaces leave out, or the place of a value or an option.
@@ -180,9 +183,17 @@ class GgufSpecError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:  # for copies
         return reduced(self)
 
+    if sys.version_info < (3, 11):  # which prints no notes
+
+        def __str__(self) -> str:
+            """Return the fact; in a trace with the hint and the notes below it."""
+            caller = sys._getframe().f_back
+            in_trace = caller is None or caller.f_globals.get("__name__") in _TRACES
+            return "\n".join([super().__str__(), *(self.__notes__ if in_trace else ())])
+
     @property
     def __notes__(self) -> list[str]:
-        """The hint and further notes, which Python prints below the error (from 3.11 on).
+        """The hint and further notes, which Python prints below the error.
 
         It is computed because `hint` may be set again; `add_note` appends to the list.
         """

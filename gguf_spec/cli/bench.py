@@ -11,7 +11,7 @@ import click
 from .command import Command, as_called, flag, json_option, option
 from .doctor import wrapped
 from .options import check_above_0, load_models, model_options, own, with_measured_model
-from .output import counted, print_json
+from .output import columns_of, counted, fitted, print_json
 
 if TYPE_CHECKING:
     from ..bench import Case, Report
@@ -126,10 +126,11 @@ def _show(report: Report, tables: bool) -> None:
     m = report.machine
     draft = f"with {report.draft}" if report.draft else "drafting from the text alone"
     speedups = {case.name: case.adaptive.speedup.median for case in report.cases}
-    unit = _BAR / max(speedups.values())
+    bar = max(5, min(_BAR, (columns_of() or 80) - 26))
+    unit = bar / max(speedups.values())
     lines = [*wrapped(report.sentence), ""]
     lines += [
-        f"{case.name:<17}{'#' * round(unit * (x := speedups[case.name])):<{_BAR}} {x:.2f} x"
+        f"{case.name:<17}{'#' * round(unit * (x := speedups[case.name])):<{bar}} {x:.2f} x"
         f"{_impossible(case)}"
         for case in report.cases
     ]
@@ -170,19 +171,19 @@ def _show(report: Report, tables: bool) -> None:
         rows[0].append(speeds)
         rows[1].append(details)
     for columns, cells in zip(_COLUMNS, rows, strict=True):
-        lines += ["", *(columns.format(*row) for row in cells)]
+        lines += ["", *fitted([columns.format(*row) for row in cells])]
     lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report)]
     click.echo(as_called("\n".join(lines)))
 
 
 def _all_ratios(report: Report) -> list[str]:
-    rows: list[tuple[str, list[str]]] = [("", [case.name for case in report.cases])]
+    rows: list[tuple[str, list[str]]] = [("setting", [case.name for case in report.cases])]
     contenders = (result.contender.name for case in report.cases for result in case.results)
     for name in dict.fromkeys(contenders):
         results = [case.result(name) for case in report.cases]
         rows.append((name, [f"{one.speedup.median:.2f}" if one else "-" for one in results]))
     widths = [max(7, len(case.name) + 2) for case in report.cases]
-    return [
+    return fitted([
         f"{name:<24}{''.join(f'{cell:>{n}}' for cell, n in zip(cells, widths, strict=True))}"
         for name, cells in rows
-    ]
+    ])  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from .command import Command, as_called, flag, json_option
 from .download import at_terminal
 from .error_text import in_command
 from .options import load_arguments, load_models, model_options, own, with_measured_model
-from .output import counted, print_json
+from .output import columns_of, counted, fitted, print_json
 
 if TYPE_CHECKING:
     from ..doctor import Check
@@ -137,11 +136,11 @@ def cost_lines(tuning: Tuning) -> list[str]:
     head = f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}"
     head += f"{'draft ms':>12}" if draft else ""
     measured = f"{names}, measured in {profile.seconds:.1f} s"
-    lines = [*wrapped(tuning.sentence), "", measured, "", head]
+    lines = [*wrapped(tuning.sentence), "", *wrapped(measured), ""]
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     gap = "-" if draft else ""
     rows = (f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, gap):>12}" for n in widths)
-    lines += map(str.rstrip, rows)
+    lines += fitted([head, *map(str.rstrip, rows)])
     noise = "none: passes of all widths give the same logits"
     if any(profile.noise.values()):
         noise = f"up to {max(profile.noise.values()):.2g} logits in wider passes"
@@ -158,7 +157,12 @@ def cost_lines(tuning: Tuning) -> list[str]:
     if not tuning.draft:
         del facts["draft"], facts["draft context"]
         facts["Python"] = facts["Python"].split(",")[0]
-    return [*lines, "", *(f"{name:<16}{fact}" for name, fact in facts.items())]
+    return [*lines, "", *(line for one in facts.items() for line in _fact(*one))]
+
+
+def _fact(name: str, fact: str) -> list[str]:
+    first, *rest = wrapped(fact, 16)
+    return [f"{name:<16}{first}", *rest]
 
 
 def _context_cost(depth_s: Callable[[int], float]) -> str:
@@ -186,9 +190,9 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
 
     Without a terminal, the text stays in one line.
     """
-    if not sys.stdout.isatty():
+    if (columns := columns_of()) is None:
         return [text]
-    width = max(40, shutil.get_terminal_size().columns)
+    width = max(40, columns)
     first, *rest = textwrap.wrap(
         as_called(text), width - indent, break_long_words=False, break_on_hyphens=False
     ) or [""]

@@ -71,6 +71,10 @@ NO_EFFECT = (
     "--draft-p-split --spec-draft-p-split N", "--ctx-size-draft -cd N", "--keep N",
     "--lookup-cache-static -lcs FILE", "--lookup-cache-dynamic -lcd FILE", "--backend-sampling -bs",
 )  # fmt: skip
+# Those that have no effect without a GPU, whatever their value is.
+ONLY_GPU = {
+    "--split-mode", "-sm", "--main-gpu", "-mg", "--tensor-split", "-ts", "--no-kv-offload", "-nkvo",
+}  # fmt: skip
 # Options of llama-server that change what `serve` does, and that it does not have -> the way here.
 NOT_HERE = {
     "--no-jinja": "the chat template of the model is used.",

@@ -219,7 +219,8 @@ def launch(
                 assert program
                 line, own = [program, *words, *arguments], {**os.environ, **variables}
                 try:
-                    return subprocess.run(line, env=own, check=False).returncode
+                    code = subprocess.run(line, env=own, check=False).returncode
+                    return 128 - code if code < 0 else code  # ended by a signal, as in a shell
                 except OSError as error:
                     fact = f"{program} cannot be started: {error.strerror}."
                     raise GgufSpecError(fact, "install it again.") from error

@@ -29,7 +29,7 @@ from .completion import model_names
 from .download import VERIFIED, at_terminal, download, is_agreed, with_drafts
 from .error_text import in_command
 from .options import models_file_option, output_options, table_option
-from .output import aligned, counted, print_json
+from .output import aligned, counted, fitted, print_json
 
 if TYPE_CHECKING:
     from ..models import Candidate, Entry
@@ -162,7 +162,7 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
         [name, one.name, format_bytes(one.size_bytes or 0), fits_here(one, one.size_bytes or 0)]
         for name, one in choices.items()
     ]
-    click.echo("\n".join(aligned(rows)))
+    click.echo("\n".join(fitted(aligned(rows), has_head=False)))
     name = default if yes else None
     if not yes and at_terminal() and not all(map(find, choices.values())):
         among = click.Choice([*choices, "none"])
@@ -275,7 +275,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @flag("-y --yes", "Remove without a question; needed with --json and without a terminal.")
 @_options
-def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> None:
+def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> int:
     """Remove downloaded models from this disk. Bundled models and your own files are kept.
 
     \b
@@ -286,7 +286,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
     from .. import models as store
     from ..errors import NotDownloadedError, StoreError
 
-    removed = []
+    removed, code = [], 0
     for name in names:
         entry = store.resolve(name, models_file)
         where = store.find(entry)
@@ -295,6 +295,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
                 fact = f"{entry.name} was not removed, because no question can be asked here."
                 raise StoreError(entry.name, fact, "add --yes to remove it.")
             if not click.confirm(f"Remove {entry.name}, {where}?", err=True):
+                code = 1
                 continue
         try:
             freed = store.remove(entry)
@@ -309,6 +310,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
             click.echo(f"{entry.name}: removed, {left}")
     if as_json:
         print_json({"models": removed})
+    return code
 
 
 _FACTS = (
@@ -444,24 +446,26 @@ def _draft_lines(target: str, all_drafts: list[Candidate]) -> list[str]:
     absent = Counter(draft.why for draft in all_drafts if not draft.fits and not draft.path)
     width = max([7, *(len(draft.name) for draft in [*fitting, *refused])])
     lines = [f"No model on this disk or in models.yaml can draft for {target}."]
-    if fitting:
-        lines = [f"{'draft':{width}}  {'gain':>5}  why"]
+    gains = [f"{'draft':{width}}  {'gain':>5}  why"]
     for draft in fitting:
         use = ""
         if draft.is_guess:
             name = str(draft.path) if draft.name.endswith(".gguf") else draft.name
             use = f"; used after gguf-spec tune {shlex.join(('-m', target, '-d', name))}"
         gain = f"{'' if draft.measured else '~'}{draft.gain:.2f}"
-        lines.append(f"{draft.name:{width}}  {gain:>5}  {draft.why}{use}")
+        gains.append(f"{draft.name:{width}}  {gain:>5}  {draft.why}{use}")
+    lines = fitted(gains) if fitting else lines
     heads = [draft.path for draft in fitting if draft.head and draft.name != "mtp"]
     if heads:
         lines += ["", f"To use a head in a file of its own: -d {shlex.quote(str(heads[0]))}"]
     if refused:
-        lines += ["", f"{'refused':{width}}  why"]
-        lines += [f"{draft.name:{width}}  {draft.why}" for draft in refused]
+        reasons = [f"{'refused':{width}}  why"]
+        reasons += [f"{draft.name:{width}}  {draft.why}" for draft in refused]
+        lines += ["", *fitted(reasons)]
     if absent:
-        lines += ["", f"{'others':{width}}  why (--json lists them)"]
-        lines += [f"{n:<{width}}  {why}" for why, n in absent.items()]
+        counts = [f"{'others':{width}}  why (--json lists them)"]
+        counts += [f"{n:<{width}}  {why}" for why, n in absent.items()]
+        lines += ["", *fitted(counts)]
     return lines
 
 

@@ -126,6 +126,16 @@ _CLICK: dict[str, dict[str, Any]] = {
 _TYPES = {"number": float, "integer": int, "string": str, "any": str}
 
 
+# Words of llama-server for two values.
+_SWITCH = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off"}
+
+
+class _Choice(click.Choice):  # type: ignore[type-arg]  # it has no type before click 8.2
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        meant = _SWITCH.get(str(value).lower(), value)
+        return super().convert(meant if meant in self.choices else value, param, ctx)
+
+
 def table_option(name: str, **more: Any) -> Callable[[F], F]:
     """Return the decorator that adds the command-line option of a row of the tables."""
     rule = OPTIONS[name]
@@ -141,7 +151,7 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
         how["default"] = getattr(Sampling if name in SAMPLING else Speculation, name)
     elif rule.choices:
         default = None if rule.optional else rule.choices[0]
-        how |= {"type": click.Choice(rule.choices), "default": default}
+        how |= {"type": _Choice(rule.choices), "default": default}
     elif rule.default is not None:
         how["default"] = rule.default
     return click.option(*FLAGS[name], **(how | _CLICK.get(name, {}) | more))

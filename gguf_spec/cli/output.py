@@ -111,6 +111,42 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cells).rstrip() for cells in padded]
 
 
+def columns_of(out: TextIO | None = None) -> int | None:
+    """Return the width of the terminal on stdout; None where it is none."""
+    out = out or sys.stdout
+    if not (out and out.isatty()):
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def fitted(table: Sequence[str], *, has_head: bool = True) -> list[str]:
+    """Return the lines of a table; at a terminal that is too narrow, several lines for each row.
+
+    Args:
+        table: Its lines, with two blanks or more between cells, and no empty cell.
+        has_head: Whether the first line names the columns.
+    """
+    width = columns_of()
+    if width is None or all(len(line) <= width for line in table):
+        return [*table]
+    import re
+    import textwrap
+
+    rows = [re.split(r" {2,}", line.strip()) for line in table]
+    names = rows.pop(0) if has_head else [""] * max(map(len, rows))
+    lines = list[str]()
+    for first, *rest in rows:
+        cells = (f"{name} {cell}".strip() for name, cell in zip(names[1:], rest, strict=False))
+        for text, indent in ((first, ""), (", ".join(cells), "  ")):
+            lines += textwrap.wrap(
+                text, max(20, width), initial_indent=indent, subsequent_indent="  ",
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+    return lines
+
+
 def speed(s: Stats) -> str:
     return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from typing import Any
@@ -25,8 +26,8 @@ class _Run(Command):
     ) -> click.Context:
         is_for_help = {"-h", "--help"} & set(args)
         before, rest = ([], []) if is_for_help else _split(args)
-        if not rest:
-            words = ["--help"] if is_for_help else []
+        if not rest or re.match(r"-.", rest[0]):  # no model has a name like an option
+            words = ["--help"] if is_for_help else rest[:1]
             return super().make_context(info_name, words, parent, **extra)
         words = ["--model", rest[0], *before, *rest[1:]]
         params = generate.make_context(info_name, list(words), resilient_parsing=True).params

@@ -26,7 +26,7 @@ from ..options import DRAFT_WORDS, LONG_CTX, PARAMETERS, duration
 from . import signals
 from .command import CONTROL, Command, UnknownNameError, as_called, flag, option
 from .download import default_model, offer_download
-from .habits import NO_EFFECT, NOT_HERE
+from .habits import NO_EFFECT, NOT_HERE, ONLY_GPU
 from .options import (
     Parsed,
     at_once,
@@ -39,7 +39,7 @@ from .options import (
     table_options,
     to_speculation,
 )
-from .output import aligned, print_json
+from .output import aligned, fitted, print_json
 
 if TYPE_CHECKING:
     from ..options import Speculation
@@ -55,6 +55,7 @@ _DEFAULTS = (
 )  # fmt: skip
 # Key of the context: options of llama-server that were given and have no effect.
 _LEFT_OUT = "gguf_spec.left_out"
+_OF_GPU = "gguf_spec.of_gpu"  # and those that need a GPU
 
 
 class _Serve(Command):
@@ -65,10 +66,45 @@ class _Serve(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, _as_meant(args))
-        if names := ctx.meta.get(_LEFT_OUT):
-            are = "have" if len(names) > 1 else "has"
-            click.echo(f"Note: {', '.join(names)} {are} no effect here.", err=True)
+        of_gpu = [*ctx.meta.get(_OF_GPU, ()), *_left_out_for_gpu(ctx.params)]
+        why = ": this build of llama.cpp has no GPU backend"
+        for names, end in ((ctx.meta.get(_LEFT_OUT), ""), (of_gpu, why)):
+            if names:
+                are = "have" if len(names) > 1 else "has"
+                click.echo(f"Note: {', '.join(names)} {are} no effect here{end}.", err=True)
         return rest
+
+
+def _left_out_for_gpu(given: dict[str, Any]) -> list[str]:
+    """Leave out values of options that need a GPU, if llama.cpp is built without; return them.
+
+    The command lines of llama-server have them on every machine, and it takes them, too.
+    """
+
+    def is_gpu(name: str) -> bool:
+        return name.strip().lower() not in ("none", "cpu", "")
+
+    left = dict[str, Any]()
+    for name, usual in (("gpu_layers", -1), ("draft_gpu_layers", None)):
+        n = given.get(name)
+        left |= {name: usual} if isinstance(n, int) and n > 0 else {}
+    for name in ("device", "draft_device"):
+        kept = tuple(one for one in given.get(name) or () if not is_gpu(one))
+        left |= {name: kept} if kept != (given.get(name) or ()) else {}
+    pairs = given.get("override_tensor") or ()
+    on_cpu = tuple(one for one in pairs if not is_gpu(one.rpartition("=")[2]))
+    left |= {"override_tensor": on_cpu} if on_cpu != tuple(pairs) else {}
+    if not left or given.get("rpc") or _has_gpu():
+        return []
+    flags = [f"--{name.replace('_', '-')}" for name in left]
+    given |= left
+    return flags
+
+
+def _has_gpu() -> bool:
+    from ..doctor import can_offload
+
+    return can_offload()
 
 
 def _as_meant(args: list[str]) -> list[str]:
@@ -127,6 +163,9 @@ def _foreign(
     if value is None:
         return
     typed = f"{name} {value}".rstrip()
+    if name in ONLY_GPU and not _has_gpu():
+        ctx.meta.setdefault(_OF_GPU, []).append(typed)
+        return
     if hint:  # without the value, which may be a secret
         raise UnknownNameError(f"{ctx.command_path} has no option {name}.", hint, ctx)
     if taken and value not in taken:
@@ -452,11 +491,11 @@ def ps(as_json: bool) -> None:
             size, context = format_bytes(model["size"]), f"{model['context_length']:,}"
             rows.append((model["name"], size, context, left, server.url, str(server.pid)))
         if not server.models:
-            rows.append(("(none)", "", "", "", server.url, str(server.pid)))
+            rows.append(("(none)", "-", "-", "-", server.url, str(server.pid)))
     if as_json:
         print_json([asdict(server) for server in servers], allow_nan=True)
     elif servers:
-        click.echo("\n".join(aligned(rows)).translate(CONTROL))
+        click.echo("\n".join(fitted(aligned(rows))).translate(CONTROL))
     else:
         click.echo(as_called("No server is running. `gguf-spec serve` starts one."), err=True)
 

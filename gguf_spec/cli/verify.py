@@ -8,7 +8,7 @@ import click
 
 from .command import Command, as_called, file_option, flag, json_option, option
 from .options import check_above_0, is_given, load_models, model_options, own, read_text
-from .output import CountedLines, counted, print_json
+from .output import CountedLines, counted, fitted, print_json
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -147,32 +147,35 @@ def _show(report: Report, prompts: list[str], quick: bool) -> None:
         f"prompts        {report.n_prompts}{some}",
         f"rounding noise {noise}",
         "",
+    ]
+    texts = [
         f"{'texts':<12}{'drafter':<16}{'compared':>9}{'identical':>11}{'near ties':>11}"
         f"{'different':>11}{'accepted':>10}",
     ]
     for c in report.comparisons:
-        lines.append(
+        texts.append(
             f"{c.sampling:<12}{c.drafter:<16}{c.n_texts:>9}{c.n_identical:>11}"
             f"{c.n_near_ties:>11}{c.n_different:>11}{c.acceptance:>10.0%}"
         )
-    lines += ["", f"{'checks':<28}{'compared':>9}   result"]
-    lines += [
+    checks = [f"{'checks':<28}{'compared':>9}   result"]
+    checks += [
         f"{check.name:<28}{check.n_cases:>9}   "
         f"{check.found if check.ok else 'WRONG: ' + check.faults[0]}"
         for check in report.checks
     ]
-    if report.laws:
-        lines += [
-            "",
-            f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}"
-            f"{'chi-square':>12}{'p':>10}",
-        ]
+    lines += [*fitted(texts), "", *fitted(checks)]
+    laws = [
+        f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}"
+        f"{'chi-square':>12}{'p':>10}",
+    ]
     for test in report.laws:
         statistic = "-" if test.chi_square is None else f"{test.chi_square:.1f}"
-        lines.append(
+        laws.append(
             f"{test.accept:<28}{test.n_draws:>9}{test.n_drafted:>9}"
             f"{test.n_cells:>11}{statistic:>12}{test.p_value:>10.2g}"
         )
+    if report.laws:
+        lines += ["", *fitted(laws)]
     if report.left_out:
         lines += ["", f"left out: {', '.join(report.left_out)}"]
     click.echo(as_called("\n".join(lines)))

@@ -15,12 +15,15 @@ from ..errors import Text
 from ..llama.options import ContextOptions, context_options
 from ..system.machine import format_bytes
 from . import installation, models
-from .installation import Check, own_folders
+from .installation import Check, can_offload, own_folders
 
 if TYPE_CHECKING:
     from ..tune import Tuning
 
-__all__ = ["Check", "ContextOptions", "Diagnosis", "context_options", "doctor", "own_folders"]
+__all__ = [
+    "Check", "ContextOptions", "Diagnosis", "can_offload", "context_options", "doctor",
+    "own_folders",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

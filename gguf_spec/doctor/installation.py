@@ -170,6 +170,11 @@ def build_features() -> dict[str, str]:
     return features_of(llama_cpp.llama_print_system_info().decode()) | {"GPU": str(int(gpu))}
 
 
+def can_offload() -> bool:
+    """Return whether this build of llama.cpp can use a GPU."""
+    return has(build_features(), "GPU")
+
+
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     """Check that the build can use the GPU, if there is one."""
     gpu = has(features, "GPU")

@@ -386,7 +386,7 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     if len(uses) > _MOST_USES:
         why = f"{len(uses):,} places have the name {old}, and they are not told apart"
         return _written(allowed, old, new, reading, why)
-    if not (language.lexer and source.is_sure):
+    if not (language.lexer and (source.is_sure or _is_sure_in(source, reading))):
         why = f"texts and code of {reading.name or 'this text'} are not told apart"
         return _written(allowed, old, new, reading, why)
     chosen, doubt = _chosen(uses, old, mark or rename.kind, reading, source.code)
@@ -406,6 +406,18 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
 _MARKS = "$@.#"
 
 
+def _is_sure_in(source: Code, reading: Reading) -> bool:
+    """Return whether a named function ends before what the lexer of a text did not know."""
+    end = max((one.end for one in reading.scope), default=0)
+    code = "\n".join(source.code[:end])
+    is_whole = all(code.count(a) == code.count(b) for a, b in ("()", "[]"))
+    return (
+        is_whole
+        and 0 < end <= source.n_sure
+        and all(one.kind == "function" for one in reading.scope)
+    )
+
+
 def _doubt_of_places(name: str, uses: Sequence[_Use], source: Code, reading: Reading) -> str:
     """Return which place of a name, outside of code or written otherwise, is left."""
     language, pattern = reading.language, _name_pattern(name, reading.language)
@@ -419,7 +431,10 @@ def _doubt_of_places(name: str, uses: Sequence[_Use], source: Code, reading: Rea
             return f"{name} is written in other letters in line {use.line + 1}"
     if language.unsure:
         near = re.compile(language.unsure.replace("NAME", re.escape(name)))
-        if any(name in line and near.search(line) for line in reading.lines):
+        seen = (
+            line for i, line in enumerate(reading.lines) if not is_local or i in reading.allowed
+        )
+        if any(name in line and near.search(line) for line in seen):
             return f"whether {name} stands in a text is not certain"
     return ""
 
@@ -886,6 +901,7 @@ class _Scope:
         self.holes: list[tuple[_Place, _Place]] = []  # places of the scope around it
         self.inner: list[_Scope] = []
         self.is_class = isinstance(node, ast.ClassDef)
+        self.name = str(getattr(node, "name", ""))  # empty for a lambda and the like
 
     def holds(self, place: _Place) -> bool:
         return self.start <= place < self.end and not any(a <= place < b for a, b in self.holes)
@@ -1017,7 +1033,7 @@ class _Module:
                 one
                 for one in self.parts
                 if one.kind == "class" and scope.is_class
-                if one.name == scope.node.name and one.start <= scope.start[0] < one.end  # type: ignore[attr-defined]
+                if one.name == scope.name and one.start <= scope.start[0] < one.end
             ),
             None,
         )
@@ -1262,10 +1278,9 @@ def _callers(
     """Return where functions are called with a parameter by its name, and what is doubtful."""
     names, decorated = set[str](), False
     for one in takers:
-        name = str(getattr(one.node, "name", ""))
-        names |= {name} - {""}
-        if name == "__init__" and one.parent and one.parent.is_class:
-            names.add(one.parent.node.name)  # type: ignore[attr-defined]
+        names |= {one.name} - {""}
+        if one.name == "__init__" and one.parent and one.parent.is_class:
+            names.add(one.parent.name)
         decorated = decorated or bool(getattr(one.node, "decorator_list", ()))
     if not names:
         return [], ""
@@ -1274,9 +1289,7 @@ def _callers(
     }
     named = {at: callee for at, callee in named.items() if _is_whole(module.lines, at, old)}
     callers = [at for at, callee in named.items() if callee in names]
-    defined = sum(
-        getattr(one.node, "name", "") in names for one in module.scopes() if not one.is_class
-    )
+    defined = sum(one.name in names for one in module.scopes() if not one.is_class)
     if callers and defined > len(takers):
         return callers, f"which calls with {old}= belong to it is not certain"
     if len(callers) < len(named) and _is_passed(module, names):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from .evidence import COMMON, doubtful_places, shared, words_of
+from .evidence import COMMON, doubtful_places, shared, without, words_asked, words_of
 from .hunks import (
     ADDS,
     MOVES,
@@ -31,13 +32,20 @@ from .structure import (
     PROSE,
     Atom,
     Change,
+    Item,
     Number,
     Order,
+    Pairs,
+    Row,
+    alike_items,
     atoms_of,
     bare_line,
+    cells_of,
     changed_runs,
     comments_of,
     data_changes,
+    n_of_front_matter,
+    tables_of,
     tree_of,
     values_of,
 )
@@ -51,7 +59,9 @@ def doubts(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     if not hunks:
         return []
     bare = _as_structure(hunks, reading)
-    found = objections(hunks, bare, reading) + doubtful_places(bare, reading)
+    is_selected = _is_selection(hunks, reading) or _are_named(bare, reading)
+    found = objections(hunks, bare, reading, is_selected=is_selected)
+    found += doubtful_places(bare, reading, is_selected=is_selected)
     found += _of_entries(hunks, reading) if has_entries(reading) else _of_prose(bare, reading)
     found += _not_written(hunks, reading) + _left_out(hunks, reading)
     return [*dict.fromkeys(found + _more_than_added(bare, reading))]
@@ -68,6 +78,91 @@ def _as_structure(hunks: Sequence[Hunk], reading: Reading) -> Sequence[Hunk]:
     return found or hunks
 
 
+# ---- changes at several places that are named together
+
+
+def _is_selection(hunks: Sequence[Hunk], reading: Reading) -> bool:
+    """Return whether one entry changed alike in all records with a value that is named.
+
+    Such as the fee of all rows whose group is `junior`: the new value is named, too, and no other
+    number is the same in these records, unless the key of the entry is named.
+    """
+    asked = words_of(reading.instruction) - COMMON
+    for old, new in _record_lists(hunks, reading):
+        pairs = [(one, dict(one), dict(other)) for one, other in zip(old, new, strict=True)]
+        changed = [before for one, before, after in pairs if before != after]
+        edits = {
+            tuple(
+                (key, str(before.get(key)), str(value))
+                for key, value in after.items()
+                if before.get(key) != value
+            )
+            for _, before, after in pairs
+            if before != after and before.keys() == after.keys()
+        }
+        if len(changed) < 2 or len(edits) != 1 or len(edit := next(iter(edits))) != 1:
+            continue
+        ((key, before, after),) = edit
+        values = [(name, value) for name, value in changed[0].items() if name != key]
+        same = [
+            (name, value)
+            for name, value in values
+            if all(one.get(name) == value for one in changed)
+        ]
+        holders = [
+            [before for _, before, _ in pairs if before.get(name) == value] for name, value in same
+        ]
+        is_named = any(
+            holding == changed and shared(asked, words_of(f"{value}"))
+            for holding, (_, value) in zip(holders, same, strict=True)
+        )
+        is_figure = bool(_NUMBER.fullmatch(before))
+        others = [name for name, value in same if _NUMBER.fullmatch(str(value)) and is_figure]
+        is_clear = not others or shared(asked, words_of(f"{key} {before}"))
+        if is_named and is_clear and words_of(after) <= words_of(reading.instruction):
+            return True
+    return False
+
+
+def _record_lists(
+    hunks: Sequence[Hunk], reading: Reading
+) -> Iterator[tuple[Sequence[Pairs], Sequence[Pairs]]]:
+    """Yield the old and the new records of each list or table, if no other line changed."""
+    lines, new = reading.lines, apply(reading.lines, hunks)
+    trees = _trees(hunks, reading) if has_entries(reading) else None
+    if trees:
+        before, after = trees
+        found = list(alike_items(before, after))
+        n = sum(one != other for old, new in found for one, other in zip(old, new, strict=True))
+        yield from found if n == len(data_changes(before, after)) else ()
+    for table in tables_of(lines, reading.suffix) if reading.suffix in PROSE else ():
+        if all(table.start + 1 < one.start and one.end <= table.end for one in hunks):
+            rows = (
+                [
+                    Row(zip(table.columns, cells_of(line, reading.suffix), strict=False))
+                    for line in some
+                ]
+                for some in (lines[table.start + 2 : table.end], new[table.start + 2 : table.end])
+            )
+            if len(new) == len(lines):
+                yield next(rows), next(rows)
+
+
+def _are_named(hunks: Sequence[Hunk], reading: Reading) -> bool:
+    """Return whether at each of several places a named address gave way to the one that is new."""
+    values = [one for one in _new_values(reading.instruction) if _is_address(one)]
+    rest = without(reading.instruction, values)
+    asked = {one for one in words_of(rest) - COMMON if not one[0].isdigit()}
+    for hunk in hunks:
+        old, new = ("\n".join(lines).split() for lines in (hunk.old, hunk.new))
+        runs = changed_runs(old, new)
+        gone = " ".join(word for i, j, _, _ in runs for word in old[i:j])
+        came = " ".join(word for _, _, k, m in runs for word in new[k:m])
+        if not shared(asked, words_of(gone)) or not any(value in came for value in values):
+            return False
+    return len(hunks) > 1
+
+
 # ---- entries of data
 
 
@@ -81,14 +176,22 @@ _NUMBER = re.compile(r"[+-]?\d[\d_.,:eE+-]*")
 _TRUTH = {"true", "false", "yes", "no", "on", "off"}
 
 
+def _trees(hunks: Sequence[Hunk], reading: Reading) -> tuple[Any, Any] | None:
+    """Return the old and the new entries; None if it is not valid."""
+    texts = ("\n".join(lines) + "\n" for lines in (reading.lines, apply(reading.lines, hunks)))
+    try:
+        before, after = (tree_of(text, reading.name) for text in texts)
+    except Exception:  # those of several parsers
+        return None
+    return before, after
+
+
 def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return objections to entries that differ, and that the instruction does not name."""
-    new = apply(reading.lines, hunks)
-    before, after = ("\n".join(lines) + "\n" for lines in (reading.lines, new))
-    try:
-        changes = data_changes(tree_of(before, reading.name), tree_of(after, reading.name))
-    except Exception:  # it is no longer valid, which is an objection of its own
+    trees = _trees(hunks, reading)
+    if trees is None:
         return []
+    changes = data_changes(*trees)
     asked = _Asked(reading)
     is_removal = bool(
         REMOVES.search(reading.instruction) or _NOT_NEEDED.search(reading.instruction)
@@ -111,6 +214,7 @@ def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     found += asked.unnamed(plain, is_free=is_sorted and is_move(hunks, reading.instruction))
     if not _COMMENTS.search(reading.instruction):
         n_gone = sum(one.new is None for one in plain) if is_removal else 0
+        before, after = map("\n".join, (reading.lines, apply(reading.lines, hunks)))
         gone = _lost_comments(before, after, reading.name)
         found += [f"a comment is gone: {one[:60]}" for one in gone[n_gone:]]
     return found[:_MOST]
@@ -179,7 +283,15 @@ class _Asked:
         return [f"{len(rest)} entries changed, and none of them was named"]
 
     def _around(self, change: Change) -> set[str]:
-        return shared(self._words, words_of(" ".join(change.path)))
+        """Return the words in the path of an entry, and in the records that it is in."""
+        records = [one.entries or () for one in change.path if isinstance(one, Item)]
+        texts = [
+            value
+            for record in records
+            for key, value in record
+            if key != change.key and isinstance(value, str) and not isinstance(value, Number)
+        ]
+        return shared(self._words, words_of(" ".join([*change.path, *texts])))
 
 
 # ---- prose
@@ -211,7 +323,21 @@ def _of_prose(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         return _other_lines(hunks, reading)
     if reading.suffix not in PROSE:
         return _of_code(hunks, reading)
-    return (_lost_atoms(hunks, reading) + _other_lines(hunks, reading))[:_MOST]
+    found = _lost_atoms(hunks, reading) + _of_front_matter(hunks, reading)
+    return (found + _other_lines(hunks, reading))[:_MOST]
+
+
+def _of_front_matter(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection to an entry above a text that was not named, where another one was."""
+    texts = (reading.lines, apply(reading.lines, hunks))
+    heads = ["\n".join(lines[1 : n_of_front_matter(lines)][:-1]) for lines in texts]
+    try:
+        changes = data_changes(*(tree_of(one, "a.yaml") for one in heads))
+    except Exception:  # it is in another language, or no longer valid
+        return []
+    if reading.suffix == ".txt" or not all(heads):
+        return []
+    return _Asked(reading).unnamed(changes, is_free=reading.is_everywhere)
 
 
 def _lost_atoms(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
@@ -252,7 +378,7 @@ def _other_lines(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     is_free = reading.is_everywhere or WORDING.search(instruction) or _REWRITES.search(instruction)
     if is_free or is_move(hunks, instruction):
         return []
-    asked = words_of(instruction) - COMMON
+    asked = words_asked(reading)
     units = [
         (start, shared(asked, words_of("\n".join(old))), words_of("\n".join([*old, *new])))
         for start, old, new in _units(hunks)
@@ -269,7 +395,10 @@ def _other_lines(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
 def _units(hunks: Sequence[Hunk]) -> Iterator[tuple[int, Sequence[str], Sequence[str]]]:
     """Yield the changes of old lines; those of items and rows line by line."""
     for hunk in hunks:
-        is_listed = len(hunk.old) == len(hunk.new) and all(map(_ITEM.match, hunk.old))
+        is_listed = len(hunk.old) == len(hunk.new) and (
+            all(map(_ITEM.match, hunk.old))
+            or all(_ratio(*pair) >= _LIKE for pair in zip(hunk.old, hunk.new, strict=True))
+        )
         if not is_listed and any(map(str.strip, hunk.old)):
             yield hunk.start, hunk.old, hunk.new
         for i, pair in enumerate(zip(hunk.old, hunk.new, strict=True) if is_listed else ()):
@@ -400,7 +529,7 @@ def _new_values(instruction: str) -> Iterator[str]:
                 found["instead"] and re.search(r"(?i)(?<!u)s\s+$|\bis\s", before)
             )  # what it does now
             or (is_figure and link == "to" and _is_range(before))
-            or (link in {"is", "are"} and not _NOW.match(behind))
+            or (link in {"is", "are"} and not _NOW.search(found[0]) and not _NOW.match(behind))
             or (is_figure and link in {"add", "insert", "append", "put", "write"})
             or (is_figure and link not in {"to", "be"} and _IS_COUNT.match(behind))
         )
@@ -430,6 +559,9 @@ def _is_written(value: str, old: str, new: str, whole: str) -> bool:
             re.search(pattern, one)
             for one in (shown, *([] if _is_address(value) else [_folded(whole)]))
         )
+    alone = re.compile(rf"(?<![\w.,]){re.escape(text)}(?!\w|[.,:/-]\w)")
+    if len(alone.findall(shown)) > len(alone.findall(_folded(old))):
+        return True  # such as a version, or a date of which one number stays
     wanted = _numbers(text)
     there, were = _numbers(shown), _numbers(_folded(old))
     for one in wanted:

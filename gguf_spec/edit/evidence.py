@@ -14,9 +14,9 @@ from collections.abc import Collection, Sequence
 
 from .by_code import KEYED
 from .hunks import MOVES, WORDING, Hunk, change_of, is_move, is_of_several, is_table
-from .instruction import Reading
+from .instruction import QUOTED, Reading
 from .parts import Part
-from .structure import PROSE, cells_of, tables_of
+from .structure import PROSE, cells_of, record_values, tables_of
 
 _NEAR = 2  # lines beside a change, blank ones not counted
 _NEAR_WORD, _SMALL = 3, 60  # lines beside a word, of a part with it
@@ -50,6 +50,30 @@ _ONLY = re.compile(
 )
 
 
+# "add ... after the question where we are": the place that is said, and what says none
+_BESIDE_WHAT = re.compile(
+    r"(?i)\b(?:add|insert|append|put|write|place)\b(?:[^.]|\.(?=\w))*?"
+    r"\b(?P<side>after|behind|below|under|beneath|before|above)\s+(?P<where>[^,;.:]+)"
+    r"|^\s*(?:right\s+)?(?P<first>after|behind|below|under|beneath|before|above)\s+"
+    r"(?P<place>[^,;:]+)[,;:]\s*(?:please\s+)?(?:add|insert|append|put|write|place)\b"
+)
+_NO_PLACE = re.compile(
+    r"(?i)\d|\b(?:lines?|first|last|top|end|bottom|beginning|start|return\w*|imports?|every|each|all|"
+    r"it|them|that|this|which|others?)\b"
+)
+_NO_WORDS = frozenset(
+    {"the", "a", "an", "of", "to", "in", "and", "is", "new", "one", "for", "with"}
+)
+_ITEM_LINE = re.compile(r"\s*(?:(?:[-*+]|\d+[.)])\s|\|)")
+_ADDRESSES = re.compile(r"https?://[^\s\"'`<>,;]*[\w/]|[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+")
+_OF_ADDRESSES = frozenset({
+    "http", "https", "www", "com", "org", "net", "de", "io", "html", "example",
+})  # fmt: skip
+_IDENTIFIES = re.compile(
+    r"(?i)\s*(?:-\s*)?[\"'<]?(?:name|id|key|title|host|label|path|url|artifactid)\b"
+)
+_MOST_BESIDE = 40  # lines of a paragraph
+_CLAUSE_END = re.compile(r"[,;:.!?](?=\s|$)|[()|]|\s(?=(?:and|but|und|aber)\s)")
 _LONG = 60  # lines of a text that is not written whole, if the words name one of its blocks
 _BLOCKS = {"heading", "section", "key", "item"}
 _OF_TABLE = re.compile(r"(?i)\b(?:tables?|rows?|columns?|cells?)\b")
@@ -134,8 +158,14 @@ def without_look_alikes(hunks: Sequence[Hunk], reading: Reading) -> list[Hunk]:
     return kept
 
 
-def doubtful_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
-    """Return an objection to changes at places that the instruction does not name."""
+def doubtful_places(
+    hunks: Sequence[Hunk], reading: Reading, *, is_selected: bool = False
+) -> list[str]:
+    """Return an objection to changes at places that the instruction does not name.
+
+    Args:
+        is_selected: Whether the changes are at all places of a kind that it names.
+    """
     if not hunks:
         return []
     for part in reading.scope:
@@ -144,11 +174,12 @@ def doubtful_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         if name and re.search(behind_other, reading.instruction):
             return [f"whether {part.label} may change is not clear"]
     is_free = reading.is_everywhere or is_move(hunks, reading.instruction)
-    if is_free or len(reading.lines) > _MANY:
+    if is_free or is_selected or len(reading.lines) > _MANY:
         return []
     places = _Places(reading)
     return (
-        places.far_away(hunks)
+        places.not_beside(hunks)
+        or places.far_away(hunks)
         or places.one_of_values(hunks)
         or places.lost_for_new_ones(hunks)
         or (places.unasked if reading.scope else places.not_named)(hunks)
@@ -162,7 +193,7 @@ class _Places:
         self._reading, self._lines = reading, reading.lines
         self._is_of_several = is_of_several(reading.instruction)
         self._is_prose = reading.suffix in PROSE
-        self._asked = words_of(reading.instruction) - COMMON
+        self._asked = words_asked(reading)
         only = _ONLY.search(reading.instruction)
         self._only = (only["behind"] or only["before"]).strip() if only else ""
         self._tables = tables_of(self._lines, reading.suffix)
@@ -216,10 +247,15 @@ class _Places:
         heads += self._introduced(start) if self._is_prose else []
         names = [".".join(one.path) for one in around]
         near = [self._lines[i] for i in range(first, last) if i not in changed or start <= i < end]
+        if start < len(self._lines) and not _IDENTIFIES.match(self._lines[start]):
+            names += record_values(self._lines, start, self._reading.suffix)
         return shared(self._asked, words_of("\n".join([*near, *heads, *names])))
 
     def _introduced(self, at: int) -> list[str]:
-        """Return the line above a list or a table that a line is in or behind."""
+        """Return the line above a list or a table that a line is in, or of the same sentence."""
+        is_listed = at < len(self._lines) and self._lines[at][:1] in _LISTED
+        if not is_listed and at and not self._lines[at - 1].strip():
+            return []
         while at > 0 and (self._lines[at - 1][:1] in _LISTED or not self._lines[at - 1].strip()):
             at -= 1
         return self._lines[at - 1 : at] if at else []
@@ -245,6 +281,7 @@ class _Places:
         here = self.named_at(hunk.start, hunk.end)
         own = self.named_at(hunk.start, hunk.end, range(len(self._lines)))
         is_free = not any(map(str.strip, hunk.old)) and not self._places
+        is_free = is_free or self._is_only_address(hunk)
         if not self._is_of_several and not is_free and not (own if hunk.old else here):
             return f"nothing in line {hunk.start + 1} or beside it was named"
         only = words_of(self._only) - COMMON
@@ -259,6 +296,15 @@ class _Places:
                 ):
                     return f"line {j + 1} is like line {i + 1}, and which one is meant is not clear"
         return ""
+
+    def _is_only_address(self, hunk: Hunk) -> bool:
+        """Return whether the only address of its kind in the text gave way to one that is named."""
+        old, new = (_ADDRESSES.findall("\n".join(lines)) for lines in (hunk.old, hunk.new))
+        gone, came = ([one for one in a if one not in b] for a, b in ((old, new), (new, old)))
+        if len(gone) != 1 or len(came) != 1 or came[0] not in self._reading.instruction:
+            return False
+        mark = "@" if "@" in came[0] else "://"
+        return sum(mark in one for line in self._lines for one in _ADDRESSES.findall(line)) == 1
 
     def _is_exactly(self, at: int, other: int) -> bool:
         """Return whether a row has a word of the instruction that another one has not as it is."""
@@ -281,6 +327,52 @@ class _Places:
                 if not is_named and not _has_like(line, hunk.new):
                     return [f"line {i + 1}, which was not named, gave way to others"]
         return []
+
+    def not_beside(self, hunks: Sequence[Hunk]) -> list[str]:
+        """Return an objection to new lines that are not where a word such as "after" says.
+
+        That is so, if words of what stands behind it are in the text, and none of them is at the
+        new lines.
+        """
+        instruction = QUOTED.sub(
+            lambda one: re.sub(r"[.,;:]", " ", one[0]), self._reading.instruction
+        )
+        found = _BESIDE_WHAT.search(instruction)
+        new = [one for one in hunks if not any(map(str.strip, one.old))]
+        where = (found["where"] or found["place"]) if found else ""
+        if not found or len(new) != 1 or _NO_PLACE.search(where):
+            return []
+        (hunk,) = new
+        wanted = words_of(where) - _NO_WORDS
+        side = (found["side"] or found["first"]).lower()
+        if not shared(wanted, words_of("\n".join(self._lines))):
+            return []
+        is_above = side in {"before", "above"}
+        near = self._block_at(hunk.end, 1) if is_above else self._block_at(hunk.start - 1, -1)
+        edges = ((one.start if is_above else one.end, one) for one in self._reading.parts)
+        most = len(self._lines) / 2  # a part of more says nothing
+        touching = (
+            one
+            for edge, one in edges
+            if abs(edge - hunk.start) <= _NEAR and one.end - one.start <= most
+        )
+        near += [f"{'.'.join(one.path)} {self._lines[one.start]}" for one in touching]
+        if shared(wanted, words_of("\n".join(near))):
+            return []
+        return [f"the new lines are not {side} {where.strip()[:60]}"]
+
+    def _block_at(self, at: int, step: int) -> list[str]:
+        """Return the lines of the paragraph, the item or the row before or behind a place."""
+        lines = list[str]()
+        while 0 <= at < len(self._lines) and len(lines) < _MOST_BESIDE:
+            line, at = self._lines[at], at + step
+            is_item = bool(_ITEM_LINE.match(line)) or is_table(self._reading.name)
+            if lines and (not line.strip() or (is_item and step > 0)):
+                break
+            lines += [line] if line.strip() else []
+            if is_item and step < 0:
+                break
+        return lines
 
     def unasked(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection to a change in a named part that has no other word in common with it.
@@ -319,6 +411,10 @@ class _Places:
         if not is_same or len(before) < 2 or len(gone) != 1:
             return ""
         value = before[gone[0]]
+        kinds = [_form(one.rstrip(".:/")) if one[0] != "#" else "#" for one in before]
+        of_kind = [i for i, one in enumerate(kinds) if one == kinds[gone[0]]]
+        if self._is_prose and self._is_in_named_clause(old, at, gone[0], of_kind):
+            return ""
         label = re.search(r"([\w-]+)\s*[=:]\s*$", old[: [*_VALUE.finditer(old)][gone[0]].start()])
         column = self._changed_column(old, new, at)
         said = {value.strip("\"'"), *([after[gone[0]].strip("\"'")] if column else ())}
@@ -326,8 +422,22 @@ class _Places:
         label_words = words_of(f"{label[1] if label else ''} {column}")
         if is_named or shared(self._asked, label_words):
             return ""
-        kinds = [_form(one) if one[0] != "#" else "#" for one in before]
-        return value if kinds.count(kinds[gone[0]]) > 1 else ""
+        return value if len(of_kind) > 1 else ""
+
+    def _is_in_named_clause(self, line: str, at: int, value: int, others: Sequence[int]) -> bool:
+        """Return whether the clause of a value has words of the instruction, and no other one."""
+        before = self._lines[at - 1] if at else ""
+        whole, n = (f"{before} {line}", len(before) + 1) if before.strip() else (line, 0)
+        ends = [0, *(one.end() for one in _CLAUSE_END.finditer(whole)), len(whole)]
+        spans = [(one.start() + n, one.end() + n) for one in _VALUE.finditer(line)]
+
+        def words(i: int) -> set[str]:
+            start = max(one for one in ends if one <= spans[i][0])
+            end = min(one for one in ends if one >= spans[i][1])
+            return shared(self._asked, words_of(whole[start:end]))
+
+        own = words(value)
+        return all(own > words(i) for i in others if i != value)
 
     def _changed_column(self, old: str, new: str, at: int) -> str:
         """Return the name of the column of a table in which one cell of a row changed."""
@@ -339,6 +449,24 @@ class _Places:
                 changed = [column for column, one, other in cells if one != other]
                 return changed[0] if len(changed) == 1 else ""
         return ""
+
+
+def words_asked(reading: Reading) -> set[str]:
+    """Return the words of an instruction that may say where a change belongs.
+
+    What most addresses have says nothing about the place of one that is to be written.
+    """
+    text, whole = reading.instruction, "\n".join(reading.lines)
+    new = [one for one in _ADDRESSES.findall(text) if one not in whole]
+    found = words_of(without(text, new)) | (words_of(" ".join(new)) - _OF_ADDRESSES)
+    return found - COMMON
+
+
+def without(text: str, parts: Sequence[str]) -> str:
+    """Return a text with blanks in place of some parts."""
+    for part in parts:
+        text = text.replace(part, " ")
+    return text
 
 
 def _has_like(line: str, others: Sequence[str]) -> bool:
@@ -382,6 +510,8 @@ def _pieces_of(run: str) -> set[str]:
 
 
 def _stem(word: str) -> str:
+    if len(word) == _FEW:  # "tags" and "tag", "role" and "roles"
+        return re.sub(r"(?<![sui])s$|e$", "", word)
     return re.sub(r"(?:ings?|ers?|ed|es|s|e|ies|y)$", "", word) if len(word) > _FEW else word
 
 

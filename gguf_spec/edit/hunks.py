@@ -118,11 +118,14 @@ def _plain(line: str, *, is_prose: bool) -> str:
 # ---- what speaks against writing them
 
 
-def objections(hunks: Sequence[Hunk], bare: Sequence[Hunk], reading: Reading) -> list[str]:
+def objections(
+    hunks: Sequence[Hunk], bare: Sequence[Hunk], reading: Reading, *, is_selected: bool = False
+) -> list[str]:
     """Return why a change is not written without a question; nothing if it can be.
 
     Args:
         bare: The changes without those of commas and blanks that others beside them decide.
+        is_selected: Whether the changes are at all places of a kind that the instruction names.
     """
     old, instruction, found = reading.lines, reading.instruction, list[str]()
     new = apply(old, hunks)
@@ -150,8 +153,8 @@ def objections(hunks: Sequence[Hunk], bare: Sequence[Hunk], reading: Reading) ->
     gone = (text for text in beside if text in text_before and text not in text_after)
     found += [f"{text} is gone" for text in gone]
     found += _not_added(hunks, instruction)
-    found += [] if is_data else _names_gone(reading, new)
-    found += _too_many_places(bare, reading)
+    found += [] if is_data else _names_gone(reading, new) + _parameters_gone(reading, new)
+    found += [] if is_selected else _too_many_places(bare, reading)
     return found + no_longer_valid(old, new, reading.name)
 
 
@@ -284,6 +287,48 @@ def _names_gone(reading: Reading, new: list[str]) -> list[str]:
         if label not in after and not (words and words <= asked):
             gone.append(f"{label} is gone")
     return gone[:3]
+
+
+_FUNCTION_HEAD = 1000  # characters of the head of a function that are read
+_MARKS = {"python": "#", "braces": "//"}
+
+
+def _parameters_gone(reading: Reading, new: list[str]) -> list[str]:
+    """Return an objection to a function that has fewer parameters, where nothing was to go."""
+    if REMOVES.search(reading.instruction) or reading.language.parts not in _MARKS:
+        return []
+    before, after = (_parameters(lines, reading) for lines in (reading.lines, new))
+    for label, names in before.items():
+        left = after.get(label)
+        if left is not None and len(left) < len(names):
+            gone = next((one for one in names if one not in left), names[-1])
+            return [f"{gone[:60]} of {label} is gone"]
+    return []
+
+
+def _parameters(lines: Sequence[str], reading: Reading) -> dict[str, list[str]]:
+    """Return the parameters of the functions of a text; of those with one name none."""
+    found, heads = dict[str, list[str]](), Counter[str]()
+    for part in parts_of([*lines], reading.name):
+        if part.kind != "function" or not part.name:
+            continue
+        heads[part.label] += 1
+        text = "\n".join(lines[part.start : part.end])[:_FUNCTION_HEAD]
+        text = re.sub(rf"{_MARKS[reading.language.parts]}[^\n]*|\"[^\"\n]*\"|'[^'\n]*'", "", text)
+        at = re.search(rf"(?<!\w){re.escape(part.name)}\s*(?:<[^<>()]*>)?\(", text)
+        pieces, deep = [""], 1
+        for one in text[at.end() :] if at else "":
+            deep += (one in "([{<") - (one in ")]}>")
+            if deep <= 0:
+                break
+            if one == "," and deep == 1:
+                pieces.append("")
+            else:
+                pieces[-1] += one
+        found[part.label] = [
+            " ".join(one.split()) for one in pieces if one.strip() not in {"", "*", "/"}
+        ]
+    return {label: names for label, names in found.items() if heads[label] == 1}
 
 
 def _too_many_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:

@@ -477,6 +477,19 @@ _RENAMES = (
         rf"(?!(?:once|twice|first|last|again|only|always|never|when|with|before|after|on|by|from|at|"
         rf"in|for|if|every|each|as|until|without|while|here|there|a|an|the)\b){_name('new')}"
     ),
+    re.compile(
+        rf"(?i)\b(?:call|name)\s+(?:the\s+)?(?:(?P<kind>{_KIND_OF_NAME})\s+)?(?!{_KIND_OF_NAME}\b)"
+        rf"{_name('old')}\s+(?!with\b|from\b|in\b|on\b|at\b|once\b){_name('new')}\s+instead\b"
+        r"(?!\s+of\b)"
+    ),
+    re.compile(
+        rf"(?i)\bgive\s+(?:the\s+)?(?P<kind>{_KIND_OF_NAME})\s+{_name('old')}\s+"
+        rf"(?:the\s+(?:new\s+)?name|a\s+new\s+name\s*[:,])\s+{_name('new')}"
+    ),
+    re.compile(
+        rf"(?i)\b(?:change|update)\s+the\s+name\s+of\s+(?:the\s+)?(?:(?P<kind>{_KIND_OF_NAME})\s+)?"
+        rf"{_name('old')}\s+(?:from\s+\S+\s+)?to\s+{_name('new')}"
+    ),
     re.compile(  # German
         rf"(?i)(?:\b(?P<kind>{_KIND_OF_NAME}|funktion|methode|klasse|variable|spalte|feld)\s+)?"
         rf"{_name('old')}\s+(?:in|zu|nach)\s+{_name('new')}\s+um(?:be)?nennen\b"

@@ -49,7 +49,8 @@ _TABLE = (
     (".c .h", "braces", "c"),
     (".cc .cpp .cxx .hpp", "braces", "cpp"),
     (".m", "braces", "objective-c", "labels"),
-    (".cs", "braces", "csharp", "labels", r"\$\Z", rf"(?<!\{{)(?:\{{\{{)*{_BRACED}"),
+    (".cs", "braces", "csharp", "labels", r"\$\Z", rf"(?<!\{{)(?:\{{\{{)*{_BRACED}",
+     r"\$@?\"[^\"\n]*\{[^{}\"\n]*\"[^\n]*NAME"),  # a text in the code of a text
     (".dart", "braces", "dart", "labels", "", "", _ESCAPED),
     (".go", "braces", "go"),
     (".java", "braces", "java"),
@@ -139,11 +140,13 @@ class Code:
         code: The lines with their code only.
         texts: Those with their texts only.
         is_sure: Whether the lexer knew all of it.
+        n_sure: The lines before the first one that it did not know.
     """
 
     code: tuple[str, ...]
     texts: tuple[str, ...]
     is_sure: bool
+    n_sure: int = 0
 
 
 @lru_cache(maxsize=4)
@@ -158,13 +161,14 @@ def read_code(text: str, language: Language) -> Code:
     options = {"startinline": True} if language.lexer == "php" and "<?" not in text else {}
     lexer = get_lexer_by_name(language.lexer, **options)
     code, texts, at = list[str](), list[str](), 0
-    is_sure, end = True, _end(text)
+    is_sure, end, known = True, _end(text), len(text)
     for start, kind, piece in _joined(lexer, text):
         if start != at or thread_time() > end:
-            is_sure = False
+            is_sure, known = False, min(known, at)
             break
         blank, at = _blank(piece), start + len(piece)
-        is_sure = is_sure and kind != "error"
+        if kind == "error":
+            is_sure, known = False, min(known, start)
         if kind == "comment":
             code.append(blank)
             texts.append(blank)
@@ -190,7 +194,8 @@ def read_code(text: str, language: Language) -> Code:
         all_texts = "".join(b if a in " \n" else a for a, b in zip(words, all_texts, strict=True))
         # a quotation mark in the words of an element begins a text for the lexer
         is_sure = is_sure and not any(re.search(r"['\"`]", text[i:j]) for i, j in inner)
-    return Code(tuple(all_code.split("\n")), tuple(all_texts.split("\n")), is_sure)
+    n_sure = text.count("\n", 0, known)
+    return Code(tuple(all_code.split("\n")), tuple(all_texts.split("\n")), is_sure, n_sure)
 
 
 def _end(text: str) -> float:

@@ -20,6 +20,8 @@ from pathlib import PurePath
 from typing import Any
 
 _MANY = 500  # lines
+_MOST_ENTRIES, _LONGEST_ENTRY = 50, 300  # lines beside an entry, characters of one that are read
+_MOST_OPEN = 4  # mappings around an entry in which its item is looked for
 _DEEPEST = 100  # mappings and lists in each other
 _ITEM_NAMES = ("name", "id", "key", "title", "host", "label", "path", "url")
 _SETTINGS = {
@@ -72,7 +74,13 @@ class Number(str):
 
 
 class Item(str):
-    """What an item of a list is called in a path: a word for it, or its number."""
+    """What an item of a list is called in a path: a word for it, or its number.
+
+    Attributes:
+        entries: Its keys and values, if it has some.
+    """
+
+    entries: Pairs | None = None
 
 
 class Pairs(list[tuple[str, Any]]):
@@ -294,7 +302,9 @@ def _of_items(path: tuple[str, ...], old: list[Any], new: list[Any]) -> Iterator
             at = other if one is None else one
             item = new[other] if one is None else old[one]
             words = item.words() if isinstance(item, Pairs) else ""
-            inner = (*path, Item(words or f"item {at + 1}"))
+            called = Item(words or f"item {at + 1}")
+            called.entries = item if isinstance(item, Pairs) else None
+            inner = (*path, called)
             if is_same_length or (
                 one is not None and other is not None and _is_like(old[one], new[other])
             ):
@@ -310,6 +320,20 @@ def _is_like(old: Any, new: Any) -> bool:
         return False
     same = sum(one in new for one in old)
     return 2 * same >= len(old)
+
+
+def alike_items(old: Any, new: Any) -> Iterator[tuple[list[Pairs], list[Pairs]]]:
+    """Yield the lists of records in two trees that have the same length."""
+    waiting = [(old, new)]
+    while waiting:
+        one, other = waiting.pop()
+        if isinstance(one, Pairs) and isinstance(other, Pairs):
+            after = dict(other)
+            waiting += [(value, after[key]) for key, value in one if key in after]
+        elif type(one) is list and type(other) is list and len(one) == len(other):
+            if one and all(isinstance(item, Pairs) for item in (*one, *other)):
+                yield one, other
+            waiting += zip(one, other, strict=True)
 
 
 def values_of(tree: Any) -> Iterator[str]:
@@ -408,6 +432,54 @@ def cells_of(line: str, suffix: str) -> list[str]:
     return [one.strip() for one in line.strip().removeprefix("|").removesuffix("|").split("|")]
 
 
+_RECORDS = {".json", ".yaml", ".yml", ".xml", ".toml"}
+_ENTRY_VALUE = re.compile(
+    r"(?:[:=][ \t]*|>)[\"']?(?P<value>[^\"'<>{}\[\]\n]*[^\W\d_][^\"'<>{}\[\]\n]*)"
+)
+
+
+def record_values(lines: Sequence[str], at: int, suffix: str) -> list[str]:
+    """Return the texts beside an entry that say which item of a list, or element, it is in.
+
+    Args:
+        at: The line of the entry.
+    """
+    for _ in range(_MOST_OPEN if suffix in _RECORDS and lines[at].strip() else 0):
+        deep, is_toml = _depth(lines[at]), suffix == ".toml"
+        first = next((i for i in range(at, -1, -1) if _bounds(lines[i], deep, is_toml)), -1)
+        begins = _begins_item(lines[first]) and _depth(lines[first]) == deep
+        end = range(max(at, first) + 1, len(lines))
+        last = next((i for i in end if _bounds(lines[i], deep, is_toml)), len(lines))
+        opener = lines[first].strip() if first >= 0 else ""
+        is_element = opener[:1] == "<" and _depth(lines[first]) > 0
+        if begins or opener in {"{", "- {"} or is_element or opener[:2] == "[[":
+            inside = [one for one in lines[first:last] if _depth(one) == deep and one != lines[at]]
+            some = "\n".join(one[:_LONGEST_ENTRY] for one in inside[:_MOST_ENTRIES])
+            found = [one["value"].strip() for one in _ENTRY_VALUE.finditer(some)]
+            return [opener, *found] if is_element else found
+        if first < 0 or not deep:
+            break
+        at = first
+    return []
+
+
+def _bounds(line: str, deep: int, is_toml: bool) -> bool:
+    """Return whether a line begins another item, or the mapping around an entry."""
+    if is_toml:
+        return line.startswith("[")
+    depth = _depth(line)
+    return bool(line.strip()) and (depth < deep or (depth == deep and _begins_item(line)))
+
+
+def _begins_item(line: str) -> bool:
+    return line.lstrip().startswith("- ")
+
+
+def _depth(line: str) -> int:
+    """Return where the entry of a line begins; the dash of an item counts as a blank."""
+    return len(line) - len(line.lstrip(" \t-" if _begins_item(line) else " \t"))
+
+
 # ---- prose
 
 
@@ -468,12 +540,17 @@ def atoms_of(lines: Sequence[str], suffix: str) -> Counter[Atom]:
     return found
 
 
+def n_of_front_matter(lines: Sequence[str]) -> int:
+    """Return the number of lines of a page's front matter, with those that begin and end it."""
+    if not lines or lines[0].rstrip() not in {"---", "+++"}:
+        return 0
+    ends = (i for i, line in enumerate(lines[1:200], 1) if line.rstrip() == lines[0].rstrip())
+    return next(ends, -1) + 1
+
+
 def _kinds_of_lines(lines: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
     """Return each line with its kind: `front matter`, `code` or `prose`."""
-    head = 0
-    if lines and lines[0].rstrip() in {"---", "+++"} and suffix != ".txt":
-        ends = (i for i, line in enumerate(lines[1:200], 1) if line.rstrip() == lines[0].rstrip())
-        head = next(ends, 0)
+    head = max(0, n_of_front_matter(lines) - 1) if suffix != ".txt" else 0
     yield from (("front matter", line) for line in lines[:head])
     fence, literal = "", False
     for before, line in zip(["", *lines[head:]], lines[head:], strict=False):

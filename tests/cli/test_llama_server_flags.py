@@ -41,6 +41,8 @@ TAKEN = {
     "-fa": {"flash_attention": "on"},
     "-fa on": {"flash_attention": "on"},
     "-fa off": {"flash_attention": "off"},
+    "-fa 1": {"flash_attention": "on"},
+    "-fa disabled": {"flash_attention": "off"},
     "-fa --port 1": {"flash_attention": "on", "port": 1},
     "--flash-attn on": {"flash_attention": "on"},
     "-ctk q8_0": {"kv_type": "q8_0"},
@@ -107,6 +109,7 @@ USUAL = [
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(serve, "_has_gpu", lambda: True)
 
 
 def read(words):
@@ -148,6 +151,37 @@ def test_of_the_usual_words_most_start():
     assert len(USUAL) >= 48 and len({*USUAL}) == len(USUAL)
     assert {*USUAL} <= {*TAKEN, *WITHOUT_EFFECT, *REFUSED}
     assert len([words for words in USUAL if words not in REFUSED]) >= 40
+
+
+# Words of a line for a GPU -> what is named, and the parameters that stay.
+OF_GPU = {
+    "-ngl 99": ("--gpu-layers", {"gpu_layers": -1}),
+    "--n-gpu-layers 20 -ngld 99": ("--gpu-layers, --draft-gpu-layers", {"gpu_layers": -1, "draft_gpu_layers": None}),
+    "-dev CUDA0": ("--device", {"device": ()}),
+    "--device CUDA0 --device none": ("--device", {"device": ("none",)}),
+    "-devd Vulkan0": ("--draft-device", {"draft_device": ()}),
+    "-ot exps=CUDA0 -ot exps=CPU": ("--override-tensor", {"override_tensor": ("exps=CPU",)}),
+    "-sm row": ("-sm row", {}), "-mg 1": ("-mg 1", {}), "-ts 3,1": ("-ts 3,1", {}), "--split-mode none": ("--split-mode none", {}),
+    "--tensor-split 3,1": ("--tensor-split 3,1", {}), "-nkvo": ("-nkvo", {}), "--no-kv-offload": ("--no-kv-offload", {}),
+    "-ngl 99 -ts 1,1 -mg 1": ("-ts 1,1, -mg 1, --gpu-layers", {"gpu_layers": -1}),
+    "-ngl 0": ("", {"gpu_layers": 0}), "-ngl all": ("", {"gpu_layers": -1}), "-ngl auto": ("", {"gpu_layers": "auto"}),
+    "-dev none": ("", {"device": ("none",)}), "-ot exps=CPU": ("", {"override_tensor": ("exps=CPU",)}),
+    "-ngl 99 --rpc host:1": ("", {"gpu_layers": 99, "rpc": ("host:1",)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OF_GPU)
+def test_without_a_gpu_backend_its_options_are_named_in_a_line(words, capsys, monkeypatch):
+    monkeypatch.setattr(serve, "_has_gpu", lambda: False)
+    named, given = OF_GPU[words]
+    assert read(words) == (given, [])
+    why = f"Note: {re.escape(named)} (has|have) no effect here: this build of llama.cpp has no GPU backend\\.\\n"
+    assert re.fullmatch(why if named else "", capsys.readouterr().err)
+
+
+def test_with_a_gpu_backend_a_number_of_layers_stays(capsys):
+    assert read("-ngl 99 -dev CUDA0") == ({"gpu_layers": 99, "device": ("CUDA0",)}, [])
+    assert capsys.readouterr().err == ""
 
 
 def test_several_are_in_one_line(capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from gguf_spec.protocols.edit import TEXT_MAX
 from gguf_spec.server import edit as route
-from tests.server.conftest import ask, ask_text
+from tests.server.conftest import ask, ask_text, serve_in_thread
 from tests.support.hanging import for_ever
 
 TEXT = "[a]\nport = 80\n\n[b]\nport = 81\n"
@@ -56,6 +56,15 @@ def test_a_change_by_a_model_is_that_of_the_library(server, tales):
 def test_errors_name_the_field(server, fields, param, code):
     reply = edit(server, **fields)
     assert (reply.status, reply.param, reply.code) == (400, param, code)
+
+
+def test_the_smaller_limit_ends_what_a_model_writes(tales):
+    with serve_in_thread(tales, max_tokens=3) as one:
+        for fields, n in (({}, 3), ({"max_tokens": 2}, 2), ({"max_tokens": 3}, 3)):
+            reply = edit(one, instruction="make it nicer", scope="1-5", **fields)
+            assert (
+                reply.code == "no_edit" and f"after {n} tokens" in reply.json()["error"]["message"]
+            ), reply.json()
 
 
 def no_plan(*_arguments, **_options):

@@ -7,7 +7,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import DecodeError
-from gguf_spec.protocols.errors import ApiError
+from gguf_spec.protocols.errors import ApiError, refusal_of
 from gguf_spec.protocols.openai import read_chat, read_text
 from gguf_spec.server import ollama as about
 from gguf_spec.server import serve_in_thread
@@ -363,3 +363,15 @@ def test_a_closed_llm(tmp_path):
         llm.close()
         assert (ask_text(server).status, ask_text(server).code) == (503, "shutting_down")
         assert ask(server).status == 200
+
+
+@pytest.mark.parametrize("here", ["input_schema", "parameters", "function.parameters"])
+def test_the_sentence_of_an_error_has_the_name_of_this_api(here):
+    """Not that of the chat route, where another API has another one."""
+    field, wanted = "tools[1].function.parameters", f"tools[1].{here}"
+    names = {"tools[].function.parameters": f"tools[].{here}"}
+    for start, end in (("", " allows no value."), ("This ", " is wrong.")):
+        fact = f"{start}{field}{end}"
+        refusal = refusal_of(ApiError(fact, field, "invalid_value"), names)
+        told = fact if start else f"{wanted}{end}"
+        assert (refusal.error["message"], refusal.error["param"]) == (told, wanted)

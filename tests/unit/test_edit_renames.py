@@ -294,7 +294,29 @@ WORDS = [
     ("local variable price in reduced -> cheaper", "price", "cheaper", "variable"),
     ("Benenne in summary die Variable speed in kmh um", "speed", "kmh", "variable"),
     ("total soll sum heißen", "total", "sum", ""),
+    ("call the variable SRC SOURCES instead", "SRC", "SOURCES", "variable"),
+    ("please call total sum instead", "total", "sum", ""),
+    ("name the function calc area instead", "calc", "area", "function"),
+    ("give the method run the name start", "run", "start", "method"),
+    ("change the name of the class Store to Shop", "Store", "Shop", "class"),
+    ("change the name of total to sum", "total", "sum", ""),
 ]
+
+
+UNKNOWN = 'class A {\n  int F(int rate) {\n    int total = rate;\n    return total; // total\n  }\n  string G(int total) => $"a\\n{string.Join("\\n", a)} of {total - 1}";\n}\n'
+
+
+def test_a_function_before_what_a_lexer_does_not_know_is_read():
+    ask = "in the method F, rename the local variable total to net"
+    assert not read_code(UNKNOWN, language_of("a.cs")).is_sure
+    made = EditPlan(UNKNOWN, ask, name="a.cs").result_by_code()
+    assert not made.refused
+    assert made.text == UNKNOWN.replace("int total = rate", "int net = rate").replace(
+        "return total;", "return net;"
+    )
+    for scope, text in (("G", UNKNOWN), ("F", UNKNOWN.replace("int total = rate", 'var s = $"{a.Join("total", c)}"; int total = rate'))):  # fmt: skip
+        plan = EditPlan(text, ask.replace("F", scope), name="a.cs")
+        assert plan.needs_model or plan.result_by_code().refused, scope
 
 
 def test_uses_outside_of_a_named_table_are_asked_about():
@@ -320,6 +342,11 @@ def test_words_that_ask_for_a_rename(ask, old, new, kind):
         "it should be called twice",
         "the function total should be called before it",
         "add a -> b",
+        "call the function total twice",
+        "call total with it instead",
+        "call it instead of total",
+        "call the function total instead",
+        "give the function total a name",
     ],
 )
 def test_words_that_ask_for_something_else(ask):

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import llama_cpp
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import gguf_spec
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.llama import own_kernels, probe, selftest
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.own_kernels import Kernels
 from gguf_spec.llama.selftest import Operation, problem_of
 from tests.support import children
@@ -256,3 +258,36 @@ def test_large_buffers_ask_for_large_pages():
     finally:
         for one in buffers:
             base.ggml_backend_buffer_free(ctypes.c_void_p(one))
+
+
+def test_a_block_without_the_kernels_ends_with_all_of_them(monkeypatch):
+    """Products and attention; also after an error in the block."""
+    given = []
+    library = SimpleNamespace(gguf_spec_kernels_switch=given.append)
+    monkeypatch.setattr(own_kernels, "library", lambda: library)
+    with pytest.raises(ZeroDivisionError), own_kernels.switched_off():
+        assert given == [0]
+        raise ZeroDivisionError
+    assert given == [0, 3]
+
+
+@pytest.mark.parametrize(("asked", "kind", "own", "chosen"), [
+    ("auto", "f16", False, "off"), ("auto", "f16", True, "on"), ("auto", "q8_0", False, "on"), ("auto", "q8_0", True, "on"),
+    ("off", "f16", True, "off"), ("on", "f16", False, "on"),
+])  # fmt: skip
+def test_flash_attention_on_a_cpu(monkeypatch, asked, kind, own, chosen):
+    """On with the own kernel, and where the type of the cache needs it."""
+    monkeypatch.setattr(own_kernels, "has_own_attention", lambda *_: own)
+    options = ContextOptions(flash_attention=asked, kv_type=kind)
+    assert own_kernels.flash_on_cpu(None, options) == chosen
+
+
+def test_a_problem_of_kernels_that_nobody_wants_is_not_kept(tmp_path, monkeypatch):
+    """It may be one of that moment; the first model that wants them tests them again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library, problems = tmp_path / "a.so", ["it fails", ""]
+    library.write_text("a")
+    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
+    monkeypatch.setattr(probe, "run", lambda *_, **__: problems.pop(0))
+    assert own_kernels.library_problem("auto", quietly=True) == "it fails"
+    assert own_kernels.library_problem("auto") == ""
