@@ -132,8 +132,10 @@ class Task(Generic[S]):
 
     @property
     def reads(self) -> bool:
-        """Whether it waits for a pass over a piece of its prompt."""
+        """Whether it waits for a pass over a piece of its prompt, or has not begun."""
         part = self.waits_for
+        if part is None:
+            return not (self.body or self.body.dead)
         return isinstance(part, PassPart) and part.n_rows == 0
 
     @property
@@ -376,7 +378,7 @@ class Scheduler(Generic[S]):
         # Expected tokens of recent common passes, and those of plain decoding in the same time;
         # and seconds of drafting since the last such pass.
         self._emitted = self._plainly = self._drafting_s = 0.0
-        # End of the last pass of the requests that decode, and price of the pieces since then.
+        # Since when requests wait for a pass with rows, and price of the pieces since then.
         self._passed_at, self._read_s = 0.0, 0.0
         # The oldest request that reads, and the time of reading that it has coming.
         self._oldest, self._owed_s = 0, 0.0
@@ -624,7 +626,8 @@ class Scheduler(Generic[S]):
             if others
             else 0.0
         )
-        left_s = self._reading_s(pass_s, time.perf_counter() - self._passed_at)
+        since_s = max(time.perf_counter() - self._passed_at, self._read_s)
+        left_s = self._reading_s(pass_s, since_s)
         n, least = side.n_in(
             left_s,
             task.part.sequence.n_past,
@@ -639,11 +642,14 @@ class Scheduler(Generic[S]):
         """Read the first `n` tokens of the part that a task waits for."""
         part = task.part
         price_s = side.reading_s(n, part.sequence.n_past)
+        waits = any(not (one.is_parked or one.reads) for one in self.tasks)
         task.waits_for = part._replace(tokens=part.tokens[:n])
         side.run_one([task])
         if n < len(part.tokens) and not task.error:
             task.waits_for, task.answer = part._replace(tokens=part.tokens[n:]), None
         self._read_s += price_s
+        if not waits:
+            self._passed_at, self._read_s = time.perf_counter(), price_s
         if task.number != self._oldest:
             self._owed_s += _OF_OLDEST * price_s
         else:  # what it read while it was the shortest, too, counts as one piece

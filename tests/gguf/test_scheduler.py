@@ -131,6 +131,7 @@ def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes,
     """Of equal prompts the first is read to its end before the next begins; decoding tasks continue."""
     monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
     monkeypatch.setattr(BatchCosts, "learn_reading", lambda *_: None)
+    monkeypatch.setattr(scheduler_module, "time", Clock())
     scheduler, events = scheduler_of(models[0], costs=Costs(a_token=4e-3)), []
     first = Task(scheduler, 3, [1, 2], 12, events=events)
     while not first.rows:

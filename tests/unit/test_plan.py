@@ -102,7 +102,7 @@ def test_what_one_request_alone_has_is_kept(monkeypatch, kind, head, ctx, n):
 
 def test_passes_are_not_wider_than_the_exact_ones(monkeypatch):
     """Beyond that width further sequences need passes of their own."""
-    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3)[0] == 3
+    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3, least=1)[0] == 3
 
 
 @pytest.mark.parametrize(("room", "n"), [(3, 3), (1, 1), (16, 16)])
