@@ -113,6 +113,7 @@ def test_a_request_that_is_closed_while_its_prompt_is_read(gguf_dir):
     right = alone(path, REQUESTS)
     with gguf_spec.load(path, None, **PLAIN, **IN_TURNS) as llm:
         for stop_at in (1, 100, 200):
+            llm.forget()
             seen = []
 
             def stop(now, stop_at=stop_at, seen=seen):
