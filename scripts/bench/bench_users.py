@@ -261,7 +261,7 @@ def show_scenes(args):
         with gguf_spec.load(
             args.model, args.draft, n_ctx=n_ctx, parallel=parallel, threads=args.threads, **options
         ) as llm:
-            llm.generate("One two three", Sampling(max_tokens=8, seed=1))
+            llm.generate(llm.tokenize("One two three"), Sampling(max_tokens=8, seed=1))
             for asked in scene(llm):
                 before, load = time.process_time(), os.getloadavg()[0]
                 seconds = run_scene(llm, asked)

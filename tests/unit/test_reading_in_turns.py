@@ -287,9 +287,10 @@ def test_pieces_follow_the_measured_price_of_reading(machine):
     stream = Request(0.0, 4, 400)
     one.run(stream, until=lambda: len(stream.times) > 3)
     one.context.slower = 3.0
-    one.run(Request(one.clock.now, 5000))
-    late = stream.gaps[len(stream.gaps) // 4 :]
-    assert max(late) < 0.3
+    long = Request(one.clock.now, 5000)
+    one.run(long, until=lambda: long.times)
+    assert len(stream.gaps) > 30
+    assert max(stream.gaps[15:]) < 0.3
     assert max(stream.gaps) > 0.4, "the first ones are too long: nothing was known"
 
 
@@ -304,6 +305,19 @@ def test_prompts_are_read_where_one_pass_takes_longer_than_the_gap(machine):
     between = len(streams[0].times) - n_before
     assert between <= 400 / 16 + 2
     assert max(gap for request in streams for gap in request.gaps) < 0.53 + 0.66 + 1e-9
+
+
+def test_reading_has_a_share_beside_long_texts(machine):
+    """Passes behind 5,000 tokens take half a second: between two of them half of that is read, not 16 tokens."""
+    one = machine(Costs(0.01, 0.001, 1e-4), max_gap=0.1)
+    streams = [Request(0.0, 5001, 12) for _ in range(3)]
+    for i, request in enumerate(streams):
+        one.pairs[i].target.cached[:] = request.prompt[:-1]
+    one.run(*streams, until=lambda: all(request.times for request in streams))
+    other = Request(one.clock.now, 400)
+    n_before = len(streams[0].times)
+    one.run(other, until=lambda: other.times)
+    assert len(streams[0].times) - n_before <= 8
 
 
 def test_a_part_that_was_handed_over_is_cut_when_streams_have_come(machine):
@@ -339,13 +353,16 @@ def test_a_request_that_is_cancelled_is_not_read_on(machine):
 
 
 def test_a_piece_that_fails_ends_its_request_alone(machine):
+    """Nothing is read behind a piece that fails, though more of the text was handed over."""
     one = machine()
-    stream, long = Request(0.0, 4, 40), Request(1.0, 4000)
-    one.run(stream, long, until=lambda: one.pairs[1].target.n_past > 500)
+    long, stream = Request(0.0, 4000), Request(5.0, 4, 40)
+    one.run(long, stream, until=lambda: one.pairs[1].target.n_past)
+    assert len(one.scheduler.tasks[0].part.tokens) > 16
     one.context.failing = 1
     one.run()
     assert isinstance(long.error, DecodeError)
     assert one.context.failing == 0
+    assert one.pairs[0].target.cached == []
     assert not long.times
     assert len(stream.times) == 40
 
