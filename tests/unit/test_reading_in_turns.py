@@ -355,13 +355,13 @@ def test_a_request_that_is_cancelled_is_not_read_on(machine):
 def test_a_piece_that_fails_ends_its_request_alone(machine):
     """Nothing is read behind a piece that fails, though more of the text was handed over."""
     one = machine(exactness=Exactness(grid=64))
-    long, stream = Request(0.0, 4000), Request(5.0, 4, 40)
-    one.run(long, stream, until=lambda: one.pairs[0].target.n_past == 256 + 64)
+    stream, long = Request(0.0, 4, 40), Request(0.1, 4000)
+    one.run(stream, long, until=lambda: one.pairs[1].target.n_past == 256 + 64)
     one.context.failing = 1
     one.run()
     assert isinstance(long.error, DecodeError)
     assert one.context.failing == 0
-    assert one.pairs[0].target.cached == []
+    assert one.pairs[1].target.cached == []
     assert not long.times
     assert len(stream.times) == 40
 
