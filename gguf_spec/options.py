@@ -413,7 +413,13 @@ REQUESTS: dict[str, Rule] = {
     "parallel": Rule(
         "any",
         "Number of requests at once; each has a cache of --ctx tokens. auto: as many as raise the "
-        "speed by the measured costs, at most 16, in a quarter of the free memory.",
+        "speed by the measured costs, from 4 to 16, in a quarter of the free memory.",
+    ),
+    "max_gap": Rule(
+        "number",
+        "Seconds that a request which is being answered waits at most for the prompts of others: "
+        "they are read in pieces. Longer pieces are read faster.  [default: 0.25]",
+        0.001, 3600, optional=True, metavar="SECONDS",
     ),
     "prefix_memory": Rule(
         "string",

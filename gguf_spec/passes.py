@@ -212,11 +212,13 @@ class ModelContext(Protocol):
     Attributes:
         exactness: Which passes give a row the same bits.
         widest: Most rows of a sequence in a common pass.
+        reads_at_once: Most tokens that one prefill pass decodes.
         why_untrusted: Reason not to roll back recurrent layers; empty without one.
     """
 
     exactness: Exactness
     widest: int
+    reads_at_once: int
     why_untrusted: str
 
     @property

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _MOST_NOTES = 20  # lines with an error that are named
 # Options of the models that texts depend on, beside the file of the target.
 _DECIDE = ("kv_type", "lora", "flash_attention")
+# seconds; nobody reads the streams of a batch, so prompts are read in long pieces
+_MAX_GAP_S = 60.0
 
 
 @click.command(
@@ -82,6 +84,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     given = sys.stdin.buffer if str(source) == "-" else source
     results: Path | BinaryIO = sys.stdout.buffer if str(target) == "-" else target
     sampling, speculation = to_sampling(options, overflow=True), to_speculation(options)
+    options["max_gap"] = None if options["parallel"] == 1 else _MAX_GAP_S
     with Batch(given, results) as run, load_models(options, speculation) as llm:
         if options["verbose"]:
             click.echo(f"{llm.name}: {at_once(llm)}", err=True)

@@ -226,6 +226,7 @@ def _limit(text: str) -> float:
     type=int,
 )
 @table_option("parallel")
+@table_option("max_gap")
 @table_option("prefix_memory")
 @table_option("shared_drafts")
 @table_option("pooling")

@@ -104,11 +104,12 @@ class CachedSequence:
     def reads_at_once(self) -> int:
         """Prompt tokens that one prefill pass decodes.
 
-        Where the bits of a row depend on the width of its pass, the width is always the same.
+        Where the ends of passes matter, it is a multiple of their grid.
         """
-        whole = self.context.reads_at_once
-        narrow = self.most_read and self.exactness.in_any_width
-        return min(self.most_read, whole) if narrow else whole
+        most, whole, grid = self.most_read, self.context.reads_at_once, self.exactness.grid
+        if grid and most:
+            most = max(grid, most - most % grid)
+        return min(most, whole) if most else whole
 
     def close(self) -> None:
         """Release the native memory of the model; further calls have no effect."""

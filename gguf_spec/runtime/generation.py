@@ -349,6 +349,7 @@ class Generation:
     ) -> int:
         """Read the prompt, or the text that follows a context shift; return how much was cached."""
         target, tokens = slots.target, begin[:-1]
+        slots.n_prompt = len(tokens)
         if target.options.parallel == 1:  # several were prepared with the choice of the slots
             self._kept.save_and_restore(slots, tokens)
         retain_prefix(target, tokens)

@@ -56,6 +56,7 @@ from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
+from ..speculative.scheduler import MAX_GAP_S
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.files import read_text
@@ -99,6 +100,7 @@ def load(
     draft_lora: AdapterFile | Sequence[AdapterFile] = (),
     extra_bufts: bool | None = None,
     parallel: int | Literal["auto"] = 1,
+    max_gap: float | None = None,
     prefix_memory: int | str = "auto",
     rpc: str | Sequence[str] = (),
     pooling: str | None = None,
@@ -165,10 +167,14 @@ def load(
             which runs once per machine.
         parallel: Number of requests that can run at the same time and share passes. Each has a
             cache of `n_ctx` tokens of its own. With 1 requests wait for each other. `auto` takes
-            as many as raise the tokens per second of all by the measured costs, at most 16; 4
-            before the costs are measured. It takes fewer where the caches would need more than a
-            quarter of the free memory; 1 if the GPU may be used, or if `speculation` has
-            `strict=True`. `LLM.parallel_reason` has the reason.
+            as many as raise the tokens per second of all by the measured costs, at most 16; but
+            4, so that no request waits for another one to end, and 4 before the costs are measured.
+            It takes fewer where the caches would need more than a quarter of the free memory, or
+            would leave no room for a long context; 1 if the GPU may be used, or if `speculation`
+            has `strict=True`. `LLM.parallel_reason` has the reason.
+        max_gap: Seconds that a request which is being answered waits at most for the prompts of
+            others: they are read in pieces. Longer pieces are read faster. None takes 0.25. It
+            needs `parallel` above 1.
         prefix_memory: Memory for the caches of earlier texts, in bytes or as a size such as
             `500MB` or `2GiB`. A request that begins like one of them needs not read that part.
             `auto` takes an eighth of the memory that stays free, at most 8 GiB; 0 keeps nothing.
@@ -236,6 +242,9 @@ def _read(given: dict[str, Any]) -> LoadOptions:
     for adapter in (*options.lora, *of_draft.lora):
         read_header(adapter.path)
     options, of_draft = _on_this_machine(file.header, options, of_draft, given["extra_bufts"])
+    if checked("max_gap", given["max_gap"]) is not None and given["parallel"] == 1:
+        fact = "with 1 request at a time none waits for another one's prompt"
+        raise InvalidOptionError("max_gap", given["max_gap"], f"None: {fact}")
     same = {one.name: given[one.name] for one in fields(LoadOptions) if one.name in given}
     read = {
         "entry": entry,
@@ -344,6 +353,7 @@ def open_plan(plan: Plan) -> LLM:
             SharedTexts() if given.shared_drafts else None,
             translation,
             PairFiles(target, drafter),
+            MAX_GAP_S if given.max_gap is None else given.max_gap,
         )
         on_gpu = any(uses_gpu(options) for _, options in plan.headers)
         # `longest_ctx` knows no memory of a GPU

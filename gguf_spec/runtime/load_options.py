@@ -41,6 +41,7 @@ class LoadOptions:
     models_file: Path | None = None
     draft: Draft = _SEARCHED
     parallel: int | Literal["auto"] = 1
+    max_gap: float | None = None
     speculation: Speculation | None = None
     shared_drafts: bool = False
     prefix_memory: int | str = "auto"

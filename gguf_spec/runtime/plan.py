@@ -5,7 +5,7 @@ It is made before anything is loaded, from headers and measurements.
 V(N) is the time of a pass over one row of each of N sequences. N requests decode N / V(N) tokens
 per second in all, and each of them 1 / V(N). If the user gives no number, N grows only while twice
 as many requests give a quarter more tokens in all; beyond that each request becomes slower for
-little.
+little. But a few run at once in any case, so that a short one need not wait until a long one ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..llama.memory import (
     has_room,
     parallel_in_room,
     read_files,
+    state_bytes,
     with_snapshots,
 )
 from ..llama.native_head import extensions, layer_functions
@@ -37,8 +38,9 @@ from .draft_search import choose, head_candidate
 from .load_options import NO_HEAD, NOT_WITH_PARALLEL, Files, HeadChoice, LoadOptions, Plan
 from .profile_files import ModelKey, read_profile
 
-# Requests at once where no costs are measured.
-_USUAL = 4
+# Requests at once where no costs are measured, and where they say that few gain nothing; and as
+# many that a long context, or the snapshots of recurrent layers, become shorter for them.
+_USUAL, _FEW = 4, 2
 # Gain in tokens per second of all requests that twice as many must bring.
 _LEAST_GAIN = 1.25
 # Tokens; length of the texts for which the gain is compared.
@@ -119,7 +121,7 @@ def _head(load: LoadOptions, given: ModelFile | None) -> HeadChoice:
     Raises:
         NoSpeculationError: A head is asked for, and none can be used.
     """
-    n_slots, _ = choose_parallel(load, [(load.file, load.target)])
+    n_slots, _ = choose_parallel(load, [(load.file, load.target)], least=1)
     options = replace(load.target, parallel=n_slots)
     asked = Option("draft", "mtp") if load.draft.word == "mtp" else None
     drafter = (load.speculation or Speculation()).drafter
@@ -164,24 +166,46 @@ def _files(load: LoadOptions, head: HeadChoice, draft: ModelFile | None) -> tupl
     files: Files = [(load.file, replace(load.target, head=head.kind, head_layers=layers))]
     files += [(draft, load.of_draft)] if draft else []
     files += [(head.file, replace(load.of_draft, head="self"))] if head.file else []
-    n_slots, reason = choose_parallel(load, files)
-    files = [(file, replace(options, parallel=n_slots)) for file, options in files]
-    n_ctx = ctx_in_room([(file.header, options) for file, options in files])
-    files = [(file, replace(options, n_ctx=n_ctx)) for file, options in files]
+    files, reason = _with_slots(load, files, 1 if head.kind else _USUAL)
     k = 0 if load.is_plain else (load.speculation or Speculation()).k
     (_, options), *_ = with_snapshots([(file.header, options) for file, options in files], k)
     return [(load.file, options), *files[1:]], reason
+
+
+def _with_slots(load: LoadOptions, files: Files, least: int) -> tuple[Files, str]:
+    """Return files with their number of slots and length of the context, and why so many slots.
+
+    Args:
+        least: Fewest slots, if the user gives no number and there is room.
+    """
+    header = load.file.header
+    if state_bytes(header):  # without snapshots nothing is drafted beside other requests
+        least = min(least, _FEW if header.facts.has_snapshots else 1)
+
+    def tried(least: int) -> tuple[Files, str, int | None]:
+        n, reason = choose_parallel(load, files, least)
+        models = [(file.header, replace(options, parallel=n)) for file, options in files]
+        n_ctx = ctx_in_room(models)
+        found = [(file, replace(options, parallel=n, n_ctx=n_ctx)) for file, options in files]
+        return found, reason, n_ctx
+
+    best, reason, longest = tried(min(least, _FEW))
+    if least > _FEW:
+        more, why, n_ctx = tried(least)
+        best, reason = (more, why) if n_ctx == longest else (best, reason)
+    return best, reason
 
 
 def _has_room(files: Files) -> bool:
     return has_room([(file.header, options) for file, options in files])
 
 
-def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
+def choose_parallel(load: LoadOptions, files: Files, least: int = _USUAL) -> tuple[int, str]:
     """Return how many requests run at once, and why; the reason is empty if the user decided.
 
     Args:
         files: Files and options of the target, and of its draft if there is one.
+        least: Fewest where there is room, whatever they gain.
     """
     if load.projector and load.parallel != 1:
         return 1, "prompts with images are read one by one"
@@ -195,13 +219,13 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
     keys = [ModelKey(*one) for one in files]
     profile = read_profile(keys[0], keys[1] if len(keys) > 1 else None)
     if profile and not profile.disturbed:
-        return _by_costs(profile, room)
+        return _by_costs(profile, room, min(least, room))
     why = "other programs disturbed the measurement" if profile else "no costs were measured yet"
     return (room, _BY_MEMORY) if room < _USUAL else (_USUAL, f"the usual number: {why}")
 
 
-def _by_costs(profile: Profile, room: int) -> tuple[int, str]:
-    """Return how many requests of at most `room` run at once by the measured costs, and why."""
+def _by_costs(profile: Profile, room: int, least: int) -> tuple[int, str]:
+    """Return how many requests of `least` to `room` run at once by the measured costs, and why."""
     costs = CostModel(profile.target, profile.target_depth, K_MAX + 1, Pace())
     batch_costs = BatchCosts(profile.widest(exact=True), AUTO_PARALLEL_MAX)
 
@@ -220,4 +244,6 @@ def _by_costs(profile: Profile, room: int) -> tuple[int, str]:
         return n, f"as measured, they have {gain}"
     gained = max(0.0, rate(min(2 * n, room)) / rate(n) - 1)
     has = f"they have {gain}" if n > 1 else "one is nearly as fast as several"
-    return n, f"as measured, {has}, and {min(2 * n, room)} only {gained:.0%} more"
+    reason = f"as measured, {has}, and {min(2 * n, room)} only {gained:.0%} more"
+    why_more = "; more, so that no request waits for another one to end" if n < least else ""
+    return max(n, least), reason + why_more

@@ -538,7 +538,8 @@ _STEP, _FIRST_STEP = 0.2, 0.7
 _SHARE_STEP, _RECOVERY = 0.2, 0.02
 # Number of further tokens of draft models that a decision looks ahead.
 _AHEAD = 8
-# Limit of one error of a common pass, as a natural logarithm: other programs make some slow.
+# Limit of one error of a common pass, or of one that reads, as a natural logarithm: other programs
+# make some slow.
 _CLIP = 0.7
 
 
@@ -624,8 +625,10 @@ class BatchCosts:
         """
         self.widest, self._most = widest, most
         self.drafting_share = 1.0
-        # Natural logarithm of the factor for a number of rows of all sequences.
+        # Natural logarithm of the factor for a number of rows of all sequences, and of that of
+        # passes that read, by the bits of the number of tokens.
         self._factors: dict[int, float] = {}
+        self._reading: dict[int, float] = {}
 
     def seconds(self, costs: CostModel, n: int, rows: int, n_past: int) -> float:
         """Return the seconds to decode `rows` tokens of each of `n` sequences.
@@ -656,9 +659,20 @@ class BatchCosts:
         if n < 2 or seconds <= 0:
             return
         error = math.log(seconds / self._pass_s(costs, n, rows, n_past))
-        step = _STEP if n * rows in self._factors else _FIRST_STEP
-        factor = self._factor(n * rows) + step * max(-_CLIP, min(_CLIP, error))
-        self._factors[n * rows] = factor
+        _learn(self._factors, n * rows, error)
+
+    def reading_s(self, costs: CostModel, n: int, n_past: int) -> float:
+        """Return the seconds of a pass that reads `n` tokens of one prompt.
+
+        It computes no rows of logits, which the table of one sequence contains.
+        """
+        return math.exp(_known(self._reading, n.bit_length())) * costs.seconds(n, n_past)
+
+    def learn_reading(self, costs: CostModel, n: int, n_past: int, seconds: float) -> None:
+        """Update the factor of passes that read with the time of one."""
+        if n > 0 and seconds > 0:
+            error = math.log(seconds / self.reading_s(costs, n, n_past))
+            _learn(self._reading, n.bit_length(), error)
 
     def drafted(self, n_with: int, n: int) -> None:
         """Update the share of drafting sequences after a round; without drafts it recovers slowly.
@@ -675,14 +689,21 @@ class BatchCosts:
         if n < 2:
             return seconds
         cache_s = max(0.0, costs.seconds(1, n_past) - costs.seconds(1, 0))
-        return math.exp(self._factor(n * rows)) * (seconds + (n - 1) * cache_s)
+        return math.exp(_known(self._factors, n * rows)) * (seconds + (n - 1) * cache_s)
 
-    def _factor(self, rows: int) -> float:
-        """Return the factor of a pass; the median of the known ones if none was made so far."""
-        if not self._factors:
-            return 0.0
-        known = self._factors.get(rows)
-        return statistics.median(self._factors.values()) if known is None else known
+
+def _known(factors: Mapping[int, float], key: int) -> float:
+    """Return the logarithm of a factor; the median of the known ones if none was made so far."""
+    if not factors:
+        return 0.0
+    known = factors.get(key)
+    return statistics.median(factors.values()) if known is None else known
+
+
+def _learn(factors: dict[int, float], key: int, error: float) -> None:
+    """Update the logarithm of a factor with the log error of one pass."""
+    step = _STEP if key in factors else _FIRST_STEP
+    factors[key] = _known(factors, key) + step * max(-_CLIP, min(_CLIP, error))
 
 
 class DraftRequest(NamedTuple):

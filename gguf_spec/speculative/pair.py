@@ -29,7 +29,7 @@ from .drafters import (
 )  # fmt: skip
 from .pair_statistics import PairStatistics
 from .profile import DEFAULT_PROFILE, Profile
-from .scheduler import Scheduler, Side, SlotPair
+from .scheduler import MAX_GAP_S, Scheduler, Side, SlotPair
 from .translation import Translation, in_target_ids
 
 # Why a request with a grammar drafts nothing beside others if its target has recurrent layers:
@@ -92,14 +92,16 @@ class ModelPair(Generic[S]):
         shared: SharedTexts | None = None,
         translation: Translation | None = None,
         files: PairFiles | None = None,
+        max_gap: float = MAX_GAP_S,
     ) -> None:
         """Join two models.
 
         `measure` returns the profile of the pair, and is called when that is first needed; without
-        it default costs are used. Without `files` nothing is stored.
+        it default costs are used. Without `files` nothing is stored. `max_gap` is that of the
+        scheduler.
         """
         self.target, self.draft, self.reference = target, draft, reference
-        self._files = files
+        self._files, self._max_gap = files, max_gap
         self.shared, self.translation = shared, translation
         self.calibration = DraftCorrection(target.n_vocab)
         drafts: Iterable[S | None] = itertools.repeat(None)
@@ -209,7 +211,7 @@ class ModelPair(Generic[S]):
         for pair in self.slots[1:]:
             for slot in pair.slots:
                 slot.forget()
-        return Scheduler(self.slots, target, draft)
+        return Scheduler(self.slots, target, draft, self._max_gap)
 
     def most_drafted(self, speculation: Speculation) -> int:
         """Return the longest draft of a round, whose verify pass has one row more."""

@@ -4,11 +4,16 @@ Each request is a task: a greenlet that runs the same code as a request alone, w
 of each model. A slot hands its pass to the scheduler and is resumed when the pass is done. All of
 it is one thread, so there are no locks.
 
-One step runs, in this order: passes of draft models, each over the tasks whose next token is
-expected to pay for all, until there is none; the choice of the draft lengths; one pass of the
-target for all tasks that decode; one piece of a prompt. Tasks with grammars may compute long
-between two passes. They rest again and again, and all together get a share of the time of the
+A step runs one pass. First come passes of draft models, each over the tasks whose next token is
+expected to pay for all, until there is none, and the choice of the draft lengths; then pieces of
+prompts; then one pass of the target for all tasks that decode. Tasks with grammars may compute
+long between two passes. They rest again and again, and all together get a share of the time of the
 passes, so that they delay the others by that share only.
+
+Pieces of prompts are cut by their price, so that the tasks that decode wait at most a given time
+for their next pass. The prompt with the shortest rest comes first, and the oldest one gets a share
+of the time of reading: no prompt waits for a long one to end, and none waits for ever. Where a
+piece ends has no influence on the bits (`passes.Exactness`).
 
 The text of a request does not depend on its neighbours: the seed and the position decide each
 random number, and a row has the same bits in any pass (`llama.context`). Where the machine has no
@@ -20,8 +25,8 @@ any order, so the sequences of those that go on are moved together if that pays.
 
 from __future__ import annotations
 
-import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -63,6 +68,7 @@ class SlotPair(Generic[S]):
         draft: Slot of the draft model, or None.
         batches: The requests that share passes with this one.
         first: The part of a text that the draft model reads.
+        n_prompt: Number of tokens of the text that is read before the first round.
         task: The task that uses them, or None.
         used_at: Number of the last task that used them.
     """
@@ -71,6 +77,7 @@ class SlotPair(Generic[S]):
     draft: S | None
     batches: Batches = field(default_factory=Batches)
     first: FirstRead = field(default_factory=FirstRead)
+    n_prompt: int = 0
     task: Task[S] | None = None
     used_at: int = 0
 
@@ -125,9 +132,18 @@ class Task(Generic[S]):
 
     @property
     def reads(self) -> bool:
-        """Whether it waits for a pass of the target over a piece of its prompt."""
+        """Whether it waits for a pass over a piece of its prompt, or has not begun."""
         part = self.waits_for
-        return isinstance(part, PassPart) and part.n_rows == 0 and part.sequence is self.pair.target
+        if part is None:
+            return not (self.body or self.body.dead)
+        return isinstance(part, PassPart) and part.n_rows == 0
+
+    @property
+    def n_unread(self) -> int:
+        """Number of tokens of its text that the model which reads does not have yet."""
+        part, pair = self.part, self.pair
+        end = pair.n_prompt - (0 if part.sequence is pair.target else pair.first.offset)
+        return max(len(part.tokens), end - part.sequence.n_past)
 
     def suspend(self) -> Any:
         """Switch from its body to the scheduler; return the answer, or raise the error."""
@@ -175,6 +191,27 @@ class Side:
 
     def seconds(self, n: int, rows: int, n_past: int) -> float:
         return self.costs.seconds(self.base, n, rows, n_past)
+
+    def pass_s(self, tasks: Sequence[Task[S]]) -> float:
+        """Return the seconds of the passes that `run` makes for these tasks."""
+        groups = [[len(task.part.tokens) for task in group] for group in self._groups(tasks)]
+        return sum(self.seconds(len(one), max(one), mean_depth(tasks)) for one in groups)
+
+    def reading_s(self, n: int, n_past: int) -> float:
+        """Return the seconds of a pass that reads `n` tokens of one prompt."""
+        return self.costs.reading_s(self.base, n, n_past)
+
+    def n_in(self, seconds: float, n_past: int, most: int, grid: int) -> tuple[int, int]:
+        """Return how many of `most` tokens can be read in some time, and the fewest of a piece.
+
+        Pieces are whole blocks of rows. Where the ends of passes matter they end on the grid.
+        """
+        if self.reading_s(most, n_past) <= seconds:
+            return most, most
+        step = grid or _BLOCK
+        sizes = range(step - (n_past % grid if grid else 0), most, step)
+        n = bisect_right(sizes, seconds, key=lambda size: self.reading_s(size, n_past))
+        return sizes[n - 1] if n else 0, sizes[0] if sizes else most
 
     def move_s(self) -> float:
         """Return the seconds to move a sequence: llama.cpp copies its whole cache.
@@ -231,6 +268,9 @@ class Side:
             widest = max(len(part.tokens) for part in parts)
             n = self.context.n_decoded
             self.costs.learn(self.base, n, widest, mean_depth(tasks), seconds)
+        elif len(parts) == 1:
+            n, n_past = len(parts[0].tokens), len(lost[0][0])
+            self.costs.learn_reading(self.base, n, n_past, seconds)
         for task, rows in zip(tasks, answers, strict=True):
             task.set_answer(rows)
 
@@ -250,11 +290,17 @@ class Side:
             task.set_answer(error=alone)
 
 
-# Tokens; smallest piece of a prompt that is read between two passes of the requests that decode.
-_PIECE = 64
-# Largest time of those passes, relative to the time of reading between them; and the most pieces
-# that are read at once for it.
-_MOST_DELAY, _MOST_PIECES = 0.2, 4
+# Longest time between two passes of the requests that decode, in seconds, if the user gives none.
+MAX_GAP_S = 0.25
+# Tokens; the least piece of a prompt, and the step of longer ones: kernels work on blocks of rows.
+_BLOCK = 16
+# Least time of reading between two of those passes, relative to theirs: where they alone take the
+# longest time, prompts are read nevertheless.
+_LEAST_READING = 0.5
+# Longest piece while no request decodes, in longest times: a short prompt that comes waits for it.
+_PIECE_ALONE = 4
+# Share of the time of reading that the oldest prompt gets while shorter ones are read before it.
+_OF_OLDEST = 0.25
 # Time in which tasks that rest may compute, relative to the time of the passes; and in seconds,
 # where there is no pass to run.
 _COMPUTING, _COMPUTING_S = 0.5, 0.02
@@ -302,15 +348,23 @@ class Scheduler(Generic[S]):
         on_lost: Called with free slots before their caches are overwritten.
     """
 
-    def __init__(self, pairs: Sequence[SlotPair[S]], target: Side, draft: Side | None) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[SlotPair[S]],
+        target: Side,
+        draft: Side | None,
+        max_gap: float = MAX_GAP_S,
+    ) -> None:
         """Prepare the slots.
 
         Args:
             pairs: The slots.
             target: Slots and costs of the target.
             draft: Those of the draft model, with as many slots; None without one.
+            max_gap: Seconds between two passes of the requests that decode, at most, as far as
+                pieces of prompts decide it.
         """
-        self._target, self._draft = target, draft
+        self._target, self._draft, self._max_gap = target, draft, max_gap
         self.pairs = sorted(pairs, key=lambda one: one.target.index)
         for pair in self.pairs:
             pair.task, pair.used_at = None, 0
@@ -324,6 +378,10 @@ class Scheduler(Generic[S]):
         # Expected tokens of recent common passes, and those of plain decoding in the same time;
         # and seconds of drafting since the last such pass.
         self._emitted = self._plainly = self._drafting_s = 0.0
+        # Since when requests wait for a pass with rows, and price of the pieces since then.
+        self._passed_at, self._read_s = 0.0, 0.0
+        # The oldest request that reads, and the time of reading that it has coming.
+        self._oldest, self._owed_s = 0, 0.0
 
     # ---- tasks
 
@@ -405,29 +463,37 @@ class Scheduler(Generic[S]):
         """Set the number of sharing requests in all slots."""
         active = [task for task in self.tasks if not task.is_parked]
         decoding = [task for task in active if not task.reads]
-        together = len(active) > 1
-        piece = self._piece(len(active) - len(decoding), decoding) if decoding else 0
+        together, reads = len(active) > 1, len(active) > len(decoding)
         of_target, of_draft = (
             # Requests that read now decode soon, and then wait for the same passes.
             _SharedBatch(self, side, len(active)) if together and side else ALONE
             for side in (self._target, self._draft)
         )
+        sides = [side for side in (self._target, self._draft) if side]
+        # Tokens that a request hands over at once; `_next_piece` cuts them.
+        most = [self._most_read(side, decoding) if reads else 0 for side in sides]
         for pair in self.pairs:
             pair.batches.target, pair.batches.draft = of_target, of_draft
-            for slot in pair.slots:
-                slot.most_read = piece if together else 0
+            for slot, n in zip(pair.slots, most, strict=False):
+                slot.most_read = n
 
-    def _piece(self, n_read: int, decoding: Sequence[Task[S]]) -> int:
-        """Return the most tokens that are read between two passes of the tasks that decode.
+    def _most_read(self, side: Side, decoding: Sequence[Task[S]]) -> int:
+        """Return the most tokens of a piece beside these tasks; 0 for those of a whole pass."""
+        whole, depth = side.context.reads_at_once, mean_depth(self.tasks)
+        pass_s = self._target.seconds(len(decoding), 1, depth) if decoding else 0.0
+        n, least = side.n_in(self._reading_s(pass_s, 0.0), depth, whole, 0)
+        return 0 if n == whole else max(n, least)
 
-        While more requests read than decode, reading is what most of them wait for. The passes
-        delay a first token by a small share only.
+    def _reading_s(self, pass_s: float, since_s: float) -> float:
+        """Return the seconds that are left for reading before the next pass of other tasks.
+
+        Args:
+            pass_s: Seconds of the pass; 0 if no task decodes.
+            since_s: Seconds since the last one.
         """
-        depth = mean_depth(decoding)
-        token_s = self._target.base.seconds(_PIECE, depth) / _PIECE
-        pass_s = self._target.seconds(len(decoding), 1, depth)
-        n_pieces = math.ceil(pass_s / (_MOST_DELAY * token_s * _PIECE))
-        return _PIECE * max(1, n_read // len(decoding), min(n_pieces, _MOST_PIECES))
+        if not pass_s:
+            return _PIECE_ALONE * self._max_gap
+        return max(self._max_gap - pass_s - since_s, _LEAST_READING * pass_s - self._read_s)
 
     # ---- steps
 
@@ -452,14 +518,14 @@ class Scheduler(Generic[S]):
         elif offering := [task for task in self.tasks if isinstance(task.waits_for, DraftRequest)]:
             self._choose_lengths(offering)
         else:
-            decoding, reader = self._waiting(self._target, rows=True), self._reader()
-            # Before the pass with rows, because each pass may overwrite the rows of the last one.
-            if reader:
-                side, task = reader
-                side.run_one([task])
-            if decoding:
+            decoding = self._waiting(self._target, rows=True)
+            if piece := self._next_piece(decoding):
+                self._read(*piece)
+            elif decoding:
                 self._target.run(decoding)
-            return bool(decoding or reader)
+                self._passed_at, self._read_s = time.perf_counter(), 0.0
+            else:
+                return False
         return True
 
     def _resume(self) -> None:
@@ -519,17 +585,75 @@ class Scheduler(Generic[S]):
         ]
 
     def _reader(self) -> tuple[Side, Task[S]] | None:
-        """Return the task that reads next, the first one that came, and the model.
+        """Return the task that reads next, and the model.
 
-        It reads its whole prompt before the next one begins, which gives the earliest first tokens.
+        It is the one with the shortest rest, or the oldest one if that has time coming.
         """
         found = [
-            (task.number, side, task)
+            (side, task)
             for side in (self._target, self._draft)
             if side
             for task in self._waiting(side, rows=False)
         ]
-        return min(found, key=lambda one: one[0])[1:] if found else None
+        if not found:
+            return None
+        oldest = min(found, key=lambda one: one[1].number)
+        if oldest[1].number != self._oldest:
+            self._oldest, self._owed_s = oldest[1].number, 0.0
+        if self._owed_s > 0:
+            return oldest
+
+        def rest_s(one: tuple[Side, Task[S]]) -> tuple[float, int]:
+            side, task = one
+            return side.reading_s(task.n_unread, task.part.sequence.n_past), task.number
+
+        return min(found, key=rest_s)
+
+    def _next_piece(self, decoding: Sequence[Task[S]]) -> tuple[Side, Task[S], int] | None:
+        """Return the task that reads next, its model, and how many tokens of its part.
+
+        None if no task reads, or if tasks that decode would wait too long; but between two of
+        their passes at least one piece is read.
+        """
+        if not (reader := self._reader()):
+            return None
+        side, task = reader
+        others = [one for one in self.tasks if not (one.is_parked or one.reads)]
+        pass_s = (
+            self._target.pass_s(decoding)
+            if decoding
+            else self._target.seconds(len(others), 1, mean_depth(others))
+            if others
+            else 0.0
+        )
+        since_s = max(time.perf_counter() - self._passed_at, self._read_s)
+        left_s = self._reading_s(pass_s, since_s)
+        n, least = side.n_in(
+            left_s,
+            task.part.sequence.n_past,
+            len(task.part.tokens),
+            task.part.sequence.exactness.grid,
+        )
+        if not n and decoding and self._read_s:
+            return None
+        return side, task, n or least
+
+    def _read(self, side: Side, task: Task[S], n: int) -> None:
+        """Read the first `n` tokens of the part that a task waits for."""
+        part = task.part
+        price_s = side.reading_s(n, part.sequence.n_past)
+        waits = any(not (one.is_parked or one.reads) for one in self.tasks)
+        task.waits_for = part._replace(tokens=part.tokens[:n])
+        side.run_one([task])
+        if n < len(part.tokens) and not task.error:
+            task.waits_for, task.answer = part._replace(tokens=part.tokens[n:]), None
+        self._read_s += price_s
+        if not waits:
+            self._passed_at, self._read_s = time.perf_counter(), price_s
+        if task.number != self._oldest:
+            self._owed_s += _OF_OLDEST * price_s
+        else:  # what it read while it was the shortest, too, counts as one piece
+            self._owed_s = max(self._owed_s, 0.0) - (1 - _OF_OLDEST) * price_s
 
     def _choose_lengths(self, offering: Sequence[Task[S]]) -> None:
         """Resume tasks that draft: those whose draft model goes on, or all with their lengths."""

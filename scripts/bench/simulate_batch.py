@@ -58,6 +58,7 @@ class RecordedSlots:
 
     def __init__(self, slots, cost, clock, reads_free):
         self.sequences, self.weights, self.widest = slots, slots[0], K_MAX + 1
+        self.reads_at_once = slots[0].reads_at_once
         self.n_ctx, self.weight_bytes, self.cached_bytes = (
             slots[0].n_ctx,
             slots[0].weight_bytes,

@@ -69,7 +69,7 @@ def test_auto_follows_the_measured_costs(gguf_dir):
             "the usual number: no costs were measured yet",
         )
         target = llm._target
-        for pass_s, n in (({1: 0.01, 65: 0.01}, 16), ({1: 0.01, 65: 0.65}, 1)):
+        for pass_s, n in (({1: 0.01, 65: 0.01}, 16), ({1: 0.01, 65: 0.65}, 4)):
             measured = replace(llm.profile, target=pass_s, target_depth={}, steady=True)
             assert write_profile(target, None, measured)
             with gguf_spec.load(path, None, **options) as again:
@@ -77,6 +77,18 @@ def test_auto_follows_the_measured_costs(gguf_dir):
                 assert again.parallel_reason.startswith("as measured, ")
     with gguf_spec.load(path, None, parallel=2, **PLAIN) as llm:
         assert llm.parallel_reason == ""
+
+
+def test_a_gap_needs_other_requests(gguf_dir):
+    """No option is accepted that has no effect."""
+    path = gguf_dir / "llama.gguf"
+    with pytest.raises(gguf_spec.errors.InvalidOptionError, match="none waits for another one"):
+        gguf_spec.load(path, None, max_gap=0.5, **PLAIN)
+    for wrong in (0, -1, float("nan"), 1e9):
+        with pytest.raises(gguf_spec.errors.InvalidOptionError, match="max_gap"):
+            gguf_spec.load(path, None, parallel=2, max_gap=wrong, **PLAIN)
+    with gguf_spec.load(path, None, parallel=2, max_gap=0.5, **PLAIN) as llm:
+        assert llm._pair.scheduler()._max_gap == 0.5
 
 
 @pytest.mark.parametrize("wrong", [0, 65, "many", 1.5])

@@ -13,7 +13,7 @@ from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import SPACING
 from gguf_spec.options import K_MAX
-from gguf_spec.passes import PassPart
+from gguf_spec.passes import Exactness, PassPart
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support import tiny
@@ -174,11 +174,16 @@ def test_copies_and_rollbacks(pair, slots):
 
 
 def test_long_inputs_are_read_before_their_rows(pair, slots):
-    tokens = some_tokens(random.Random(2), 150)
+    tokens, exactness = some_tokens(random.Random(2), 150), slots.exactness
     rows = np.array(slots.sequences[3].logits(tokens, 3))
     assert np.array_equal(rows, alone(pair, tokens[:-3], tokens[-3:], 3))
     slots.sequences[2].most_read = 64
     assert slots.sequences[2].reads_at_once == 64
+    slots.exactness = Exactness(grid=48)
+    assert slots.sequences[2].reads_at_once == 48, "where ends matter, a multiple of the grid"
+    slots.sequences[2].most_read = 20
+    assert slots.sequences[2].reads_at_once == 48
+    slots.exactness = exactness
     slots.sequences[2].read(tokens)
     assert slots.sequences[2].cached == tokens
     check_books(slots)

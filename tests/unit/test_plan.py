@@ -1,13 +1,15 @@
 """The default number of parallel requests, by memory and by tables of costs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Speculation
 from gguf_spec.runtime import plan as plan_module
-from gguf_spec.runtime.load_options import LoadOptions
-from gguf_spec.runtime.plan import choose_parallel
+from gguf_spec.runtime.load_options import HeadChoice, LoadOptions
+from gguf_spec.runtime.plan import _files, choose_parallel
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 FILES = dict.fromkeys(("entry", "file", "target", "of_draft"))
@@ -17,7 +19,7 @@ class File:
     header = None
 
 
-def chosen(monkeypatch, target=None, room=16, speculation=None, **profile):
+def chosen(monkeypatch, target=None, room=16, speculation=None, least=4, **profile):
     """The choice for a table of seconds by rows of a pass; None where nothing was measured."""
     found = target and replace(DEFAULT_PROFILE, target=target, **profile)
     monkeypatch.setattr(
@@ -25,7 +27,7 @@ def chosen(monkeypatch, target=None, room=16, speculation=None, **profile):
     )
     monkeypatch.setattr(plan_module, "read_profile", lambda *keys: found)
     load = LoadOptions(**FILES, parallel="auto", speculation=speculation)
-    return choose_parallel(load, [(File(), None)])
+    return choose_parallel(load, [(File(), None)], least)
 
 
 # Pass times of a 1.7B Q4_0 model on AMX, in ms: several rows cost more than one, then nearly nothing.
@@ -37,7 +39,7 @@ TABLES = {
         8,
     ),
     "free rows": ({1: 0.04, 65: 0.04}, 16),
-    "each row as dear as a pass": ({1: 0.04, 65: 65 * 0.04}, 1),
+    "each row as dear as a pass": ({1: 0.04, 65: 65 * 0.04}, 4),
     "up to a block of four": ({1: 0.04, 4: 0.08, 8: 0.16, 16: 0.32, 65: 1.3}, 4),
     "a dear second row": ({1: 0.04, 2: 0.10, 4: 0.10, 8: 0.2, 16: 0.4, 65: 1.6}, 4),
 }
@@ -55,12 +57,52 @@ def test_the_depth_counts(monkeypatch):
     """Where attention is most of the time, rows of several sequences gain little."""
     flat = {1: 0.04, 65: 0.04}
     deep = {n: n * 0.001 for n in (1, 8, 16, 65)}
-    assert chosen(monkeypatch, flat, target_depth=deep)[0] == 1
+    assert chosen(monkeypatch, flat, target_depth=deep, least=1)[0] == 1
+
+
+@pytest.mark.parametrize(("room", "least", "n"), [(16, 4, 4), (16, 2, 2), (3, 4, 3), (16, 1, 1)])
+def test_a_few_run_at_once_where_they_gain_nothing(monkeypatch, room, least, n):
+    """A short request need not wait until a long one ends."""
+    table = {1: 0.04, 65: 65 * 0.04}
+    n_slots, reason = chosen(monkeypatch, table, room=room, least=least)
+    assert n_slots == n
+    assert ("no request waits for another one" in reason) == (n > 1)
+    assert reason.startswith("as measured, one is nearly as fast as several")
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "ctx", "n"),
+    [
+        ("plain", "", {2: 16384, 4: 16384}, 4),
+        ("plain", "", {2: 16384, 4: 4096}, 2),
+        ("plain", "own", {1: 16384}, 1),
+        ("snapshots", "", {2: 16384}, 2),
+        ("recurrent", "", {1: 16384}, 1),
+    ],
+)
+def test_what_one_request_alone_has_is_kept(monkeypatch, kind, head, ctx, n):
+    """A long context, a prediction head, long drafts of recurrent layers."""
+    given = []
+
+    def choose(load, files, least):
+        given.append(least)
+        return least, f"least {least}"
+
+    monkeypatch.setattr(plan_module, "choose_parallel", choose)
+    monkeypatch.setattr(plan_module, "state_bytes", lambda _: kind != "plain")
+    monkeypatch.setattr(plan_module, "ctx_in_room", lambda models: ctx[models[0][1].parallel])
+    monkeypatch.setattr(plan_module, "with_snapshots", lambda models, k: models)
+    file = SimpleNamespace(header=SimpleNamespace(facts=SimpleNamespace(has_snapshots=kind == "snapshots")))  # fmt: skip
+    load = LoadOptions(**FILES | {"file": file, "target": ContextOptions()}, parallel="auto")
+    files, reason = _files(load, HeadChoice(head), None)
+    assert files[0][1].parallel == n
+    assert files[0][1].n_ctx == ctx[n]
+    assert reason == f"least {n}"
 
 
 def test_passes_are_not_wider_than_the_exact_ones(monkeypatch):
     """Beyond that width further sequences need passes of their own."""
-    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3)[0] == 3
+    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3, least=1)[0] == 3
 
 
 @pytest.mark.parametrize(("room", "n"), [(3, 3), (1, 1), (16, 16)])
