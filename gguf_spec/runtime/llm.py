@@ -54,6 +54,7 @@ from ..results import (
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
+from ..system.piece_folder import PieceFolder
 from ..system.process import OfOneProcess
 from ..text.chat_template import (
     Message,
@@ -68,6 +69,7 @@ from ..text.reasoning import reasoning_format
 from .embedding import choose, embed, encode_texts, rank_prompts, score
 from .generation import Request, check_request
 from .images import GivenImage, are_parts, with_image_parts
+from .kept_prompts import KeptPrompts
 from .many import checked_threads, generate_many
 from .prefix_cache import Kept, PrefixStore
 from .prompt import MARKER, Prompt, encode, read_prompt, with_images
@@ -126,6 +128,7 @@ class LLM(OfOneProcess):
         parallel_reason: str = "",
         sampling_sources: Mapping[str, str] | None = None,
         n_ctx_max: int = 0,
+        keep: PieceFolder | None = None,
     ) -> None:
         self.name, self.n_ctx_max = name, max(n_ctx_max, pair.target.n_ctx)
         self.n_ctx_limit = pair.target.n_ctx_limit
@@ -139,6 +142,7 @@ class LLM(OfOneProcess):
         self._has_warned = False  # that `generate` answers no questions
         slots = [slot for one in pair.slots for slot in one.slots]
         self._kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
+        self._kept.disk = KeptPrompts(keep, self._target, self._draft) if keep else None
         self._queue = (ParallelQueue if self.parallel > 1 else RequestQueue)(pair, self._kept)
 
     def __repr__(self) -> str:
@@ -859,6 +863,8 @@ class LLM(OfOneProcess):
     def forget(self) -> None:
         """Clear the caches and the kept texts: the next prompt is prefilled from its start.
 
+        Prompts of these models that are kept on disk (`load(keep=...)`) are removed, too.
+
         The texts do not change; only the cost of the next prompt does.
 
         Raises:
@@ -989,7 +995,7 @@ class LLM(OfOneProcess):
         self._queue.close(self._free)
 
     def _free(self) -> None:
-        self._kept.forget()
+        self._kept.close(self._pair.slots)
         for one in filter(None, (self._embedder, self._scorer)):
             one.close()
         self._pair.close()
