@@ -6,8 +6,8 @@ Pieces of different states of one text fit together, because the values of a tok
 before it only. What belongs to the end of the text alone stays whole: states of recurrent layers,
 and the window of sliding-window attention.
 
-In a state each sequence has a number of streams before it, which depends on how many requests run
-at once. Pieces do not have it.
+A state begins with a mark of llama.cpp and the id of its sequence, and has its cells in one of as
+many streams as requests can run at once. Pieces have neither.
 
 A state that has another form than this file knows, or whose cells are not in the order of the text,
 is not taken apart.
@@ -23,10 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bindings import C
-from .recurrent_state import PARTIAL_ONLY
+from .recurrent_state import PARTIAL_ONLY, Checkpoint
 from .sequence import CachedSequence
 
 _WORD = struct.Struct("<I")
+# The mark at the start of a state, before the id of the sequence.
+_MARK = 0xAF143CD8
+_HEAD = struct.Struct("<II")
 # Type and size of a row; type, size of an element and number of rows of transposed values.
 _ROW, _ROWS = struct.Struct("<iQ"), struct.Struct("<iII")
 # Bytes of a cell: position, number of sequences and sequence; those of models with positions in
@@ -83,7 +86,8 @@ class JoinedState:
     ) -> None:
         n_before, n_after = _streams(cache, 0)
         self._columns, self._arrays = columns, list[NDArray[np.uint8]]()
-        heads = [_WORD.pack(n_before + n_after + 1), _WORD.pack(n)] if columns else []
+        heads = [_HEAD.pack(_MARK, cache.index)]
+        heads += [_WORD.pack(n_before + n_after + 1), _WORD.pack(n)] if columns else []
         if end and _end_has_streams(cache):
             end = _WORD.pack(n_after + 1) + end + bytes(4 * n_after)
         tail = bytes(4 * n_after) + end if columns else end
@@ -112,16 +116,29 @@ class JoinedState:
             at += part.nbytes
 
 
+def checkpoint(cache: CachedSequence, n: int, end: bytes) -> Checkpoint:
+    """Return the checkpoint of recurrent layers that belongs to the end of a text."""
+    return Checkpoint(n, np.frombuffer(_HEAD.pack(_MARK, cache.index) + end, dtype=np.uint8))
+
+
+def end_of(checkpoint: Checkpoint) -> bytes:
+    """Return what belongs to the end of a text in a checkpoint there."""
+    return checkpoint.state[_HEAD.size :].tobytes()
+
+
 def take_apart(cache: CachedSequence, state: NDArray[np.uint8]) -> CutState | None:
     """Return the present state of a cache in pieces; None if its form is not known."""
     n, columns = len(cache.cached), list[Column]()
+    if len(state) < _HEAD.size or _HEAD.unpack_from(state.data)[0] != _MARK:
+        return None
+    state = state[_HEAD.size :]
     n_window = cache.native.model(C.llama_model_n_swa)
     if n_window and cache.recurrent:
         return None
     n_end = 0
     if n_window or cache.recurrent:
         size = C.llama_state_seq_get_size_ext
-        n_end = cache.native.context(size, cache.index, PARTIAL_ONLY)
+        n_end = cache.native.context(size, cache.index, PARTIAL_ONLY) - _HEAD.size
     start, end = state[: len(state) - n_end], state[len(state) - n_end :]
     if len(start):
         body = _without_streams(cache, start)
@@ -171,6 +188,9 @@ def _columns(body: NDArray[np.uint8], n: int, cell_bytes: int) -> list[Column] |
         return None
     found, head = [Column(b"", 1, cell_bytes)], 2 * _WORD.size
     is_transposed, n_layers = struct.unpack_from("<II", body.data, at)
+    if not n_layers:  # all layers have windows
+        found.append(Column(body[at:].tobytes(), 0, 0))
+        return found if at + head == n_bytes else None
     for i in range(2 * n_layers):
         if i >= n_layers and at == n_bytes:  # values that are computed from the keys
             break

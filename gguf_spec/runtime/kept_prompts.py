@@ -41,7 +41,14 @@ from ..llama.backend import uses_gpu
 from ..llama.bindings import C
 from ..llama.recurrent_state import Checkpoint, least_needed
 from ..llama.sequence import CachedSequence
-from ..llama.state_pieces import Column, CutState, JoinedState, take_apart
+from ..llama.state_pieces import (
+    Column,
+    CutState,
+    JoinedState,
+    checkpoint,
+    end_of,
+    take_apart,
+)
 from ..options import IMAGE_IDS
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
@@ -221,7 +228,7 @@ class _Chain:
         if not all(are_there):
             return None, are_there.index(False)
         self.folder.touch(use.pieces)
-        points = [Checkpoint(use.n, np.frombuffer(end, np.uint8))] if cache.recurrent else []
+        points = [checkpoint(cache, use.n, end)] if cache.recurrent else []
         return SavedState([*tokens[: use.n]], use.n, joined.data, 0, points), len(use.pieces)
 
     # ---- writing
@@ -250,7 +257,7 @@ class _Chain:
             return None
         tokens, ends = [*cache.cached], dict[int, bytes]()
         if self.has_ends:
-            ends = {one.n: one.state.tobytes() for one in self._points(cache, n)}
+            ends = {one.n: end_of(one) for one in self._points(cache, n)}
             if n == len(tokens):
                 ends[n] = cut.end.tobytes()
             n = max(ends, default=0)
