@@ -15,12 +15,8 @@ _SHOWN = 50  # prompts in the list
 _TITLE = 48  # characters
 _HEAD = ("id", "tokens", "size", "used", "model", "begins")
 _options = together(
-    option(
-        "--folder", "The folder.  [default: that of --keep]", envvar="GGUF_SPEC_KEEP",
-        metavar="FOLDER",
-    ),
-    json_option(),
-)  # fmt: skip
+    option("--keep", "The folder.  [default: the usual one]", metavar="FOLDER"), json_option()
+)
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
@@ -36,13 +32,14 @@ def kept(ctx: click.Context) -> None:
       gguf-spec kept rm --all --yes
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_)
+        with list_.make_context("list", [], parent=ctx) as shown:
+            list_.invoke(shown)
 
 
 @kept.command("list", short_help="List the prompts.")
 @flag("--all all_", f"Show all prompts, not only the {_SHOWN} that were used last.")
 @_options
-def list_(all_: bool = False, folder: str | None = None, as_json: bool = False) -> None:
+def list_(all_: bool, keep: str | None, as_json: bool) -> None:
     """List the prompts, those that were used last first.
 
     Prompts that begin alike share files, so the sizes may count some bytes twice. A draft model has
@@ -51,12 +48,12 @@ def list_(all_: bool = False, folder: str | None = None, as_json: bool = False) 
     \b
     Examples:
       gguf-spec kept list
-      gguf-spec kept list --folder /var/cache/prompts --json
+      gguf-spec kept list --keep /var/cache/prompts --json
     """
     from ..kept import kept_prompts
     from ..models import format_bytes
 
-    found = kept_prompts(folder, None if all_ or as_json else _SHOWN)
+    found = kept_prompts(keep, None if all_ or as_json else _SHOWN)
     if as_json:
         print_json(asdict(found) | {"folder": str(found.folder)})
         return
@@ -80,7 +77,7 @@ def list_(all_: bool = False, folder: str | None = None, as_json: bool = False) 
 @flag("--all all_", "Remove all prompts in the folder.")
 @flag("-y --yes", "Remove all without a question; needed with --json and without a terminal.")
 @_options
-def rm(ids: tuple[str, ...], all_: bool, yes: bool, folder: str | None, as_json: bool) -> None:
+def rm(ids: tuple[str, ...], all_: bool, yes: bool, keep: str | None, as_json: bool) -> None:
     """Remove prompts by their ids, or all. What other prompts begin with stays.
 
     Programs that use the folder go on, and read such a prompt again.
@@ -98,10 +95,10 @@ def rm(ids: tuple[str, ...], all_: bool, yes: bool, folder: str | None, as_json:
     if all_ and not yes:
         if as_json or not at_terminal():
             raise click.UsageError("nothing was removed: add --yes to remove all prompts.")
-        where = kept_prompts(folder, 0)
+        where = kept_prompts(keep, 0)
         if not click.confirm(f"Remove {where.n_prompts:,} prompts in {where.folder}?", err=True):
             return
-    n, freed = remove_kept(folder, None if all_ else ids)
+    n, freed = remove_kept(keep, None if all_ else ids)
     if as_json:
         print_json({"removed": n, "freed_bytes": freed})
     else:

@@ -159,10 +159,21 @@ class _Chain:
         """Return the piece behind a parent whose tokens begin most like `rest`, and how many do."""
         best: tuple[Piece | None, int] = (None, 0)
         for piece in self.folder.behind(parent)[:_MOST_COMPARED] if rest else ():
-            tokens = self.folder.about(piece).get("tokens")
-            n = common(tokens, rest) if isinstance(tokens, list) else 0
+            n = common(self._tokens(piece), rest)
             best = (piece, n) if n > best[1] else best
         return best
+
+    def _tokens(self, piece: Piece) -> list[int]:
+        """Return the tokens of a piece, which its name confirms; none of one that is damaged.
+
+        That is removed: nothing else would read it.
+        """
+        tokens = self.folder.about(piece).get("tokens")
+        with suppress(TypeError, ValueError, OverflowError):  # something else than tokens
+            if tokens and self._piece(piece.parent, tokens) == piece:
+                return [*tokens]
+        self.folder.remove(piece)
+        return []
 
     def _find_end(self, chain: Sequence[Piece], ends: Sequence[int], tokens: Sequence[int]) -> _Use:
         """Return the pieces up to the last end of a text that `tokens` begins with."""

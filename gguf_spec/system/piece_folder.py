@@ -294,7 +294,9 @@ def folder_and_limit(given: object) -> tuple[Path, int] | None:
     limit = DEFAULT_LIMIT
     with contextlib.suppress(ValueError):
         given, limit = (folder, _size(size)) if folder else (given, limit)
-    if re.fullmatch(r"[-+]?[\d.]+\s*[A-Za-z]{0,4}", given) or "\0" in given:  # a size that is none
+    if (
+        re.fullmatch(r"[-+]?[\d.]+(e\d+)?\s*[A-Za-z]{0,4}", given) or "\0" in given
+    ):  # a size that is none
         raise ValueError(given)
     return absolute(Path(given).expanduser()), limit
 

@@ -21,6 +21,7 @@ from tests.support import families
 TARGET, DRAFT = TALES / "tales-target-Q8_0.gguf", TALES / "tales-draft-Q4_0.gguf"
 N_CTX = 640
 START = "The king had seven sons, and none of them would marry. "
+WHOLE = START * 14  # two blocks and a part of one
 TURNS = [
     "The eldest went into the forest, where an old woman sat by the fire. ",
     "She gave him a golden key and told him not to look back. ",
@@ -92,13 +93,13 @@ def test_a_chat_of_which_each_turn_is_after_a_restart(tmp_path, draft):
 def kept_text(folder, **options):
     """Keep a text; return its answer."""
     with load(folder, **options) as llm:
-        return answer(llm, START * 8)[0]
+        return answer(llm, WHOLE)[0]
 
 
 def n_used(folder, expected, **options):
     """Return how many tokens of the text are cached for another process; its answer must be equal."""
     with load(folder, **options) as llm:
-        found, n_cached = answer(llm, START * 8)
+        found, n_cached = answer(llm, WHOLE)
     assert found == expected
     return n_cached
 
@@ -106,13 +107,13 @@ def n_used(folder, expected, **options):
 def test_the_longest_common_prefix(tmp_path):
     """A text that parts from a kept one inside of a block, and one that is a part of it."""
     kept_text(tmp_path)
-    prompts = [START * 4 + "A fox came by. ", START * 2, START * 8, "A fox. " + START * 3]
+    prompts = [START * 8 + "A fox came by. ", START * 5, WHOLE, "A fox. " + START * 3]
     with load(None) as llm:
         expected = []
         for one in prompts:
             llm.forget()
             expected.append(answer(llm, one)[0])
-        whole = llm.tokenize(START * 8)
+        whole = llm.tokenize(WHOLE)
         parts = [llm.tokenize(one) for one in prompts]
     for prompt, wanted, ids in zip(prompts, expected, parts, strict=True):
         with load(None) as fresh, load(shutil.copytree(tmp_path, tmp_path / str(len(ids)))) as llm:
@@ -136,12 +137,14 @@ def test_another_number_of_requests_at_once(tmp_path, kind, n):
     assert n_used(None, expected, parallel=n[1], **options) == 0
 
 
-@pytest.mark.parametrize("options", [{"flash_attention": "off"}, {"kv_type": "q8_0"}, {"n_ctx": 512}])
+@pytest.mark.parametrize(
+    "options", [{"flash_attention": "off"}, {"kv_type": "q8_0"}, {"n_ctx": 512}]
+)
 def test_options_that_have_states_of_their_own(tmp_path, options):
     """Transposed values, quantised ones, and another length, which has the same states."""
     kept_text(tmp_path)
     with load(None, **options) as llm:
-        expected = answer(llm, START * 8)[0]
+        expected = answer(llm, WHOLE)[0]
     is_same = "n_ctx" in options
     assert (n_used(tmp_path, expected, **options) > 0) == is_same
     assert n_used(tmp_path, expected, **options) > 0
@@ -202,7 +205,6 @@ def test_a_state_is_that_of_its_pieces(folder, name, parallel):
         if cache.recurrent:
             cache.recurrent.hold(lasting=True)
             assert end_of(cache.recurrent.kept[-1]) == now.end.tobytes()
-        cache.context.close() if False else None
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -235,3 +237,270 @@ def test_a_chat_with_restarts_for_each_kind_of_layers(folder, tmp_path, name):
         got, n_cached = ask(llm, prompts[-1])
     assert got == found[-1][0]
     assert n_cached > 64
+
+
+# ---- bad files, and what others do to the folder
+
+
+def damage(folder, how, rng):
+    """Damage files of the folder; return whether all of them are."""
+    all_ = files(folder)
+    if how == "gone":
+        shutil.rmtree(folder)
+        return
+    if how == "first gone":  # what follows it cannot be found
+        removed = [one for one in all_ if one.stat().st_size]
+        rng.choice(removed).unlink()
+        return
+    for one in all_ if how != "one bit" else [rng.choice(all_)]:
+        data = bytearray(one.read_bytes())
+        if how == "cut":
+            del data[rng.randrange(len(data)) :]
+        elif how == "zeros":
+            data = bytearray(len(data))
+        else:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        one.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["one bit", "bits", "cut", "zeros", "gone", "first gone"])
+def test_damaged_files_are_read_again(tmp_path, how):
+    """Whatever is damaged, the text is right, and it is kept again."""
+    expected = kept_text(tmp_path / "kept")
+    for seed in range(3):
+        damage(tmp_path / "kept", how, random.Random(seed))
+        n_cached = n_used(tmp_path / "kept", expected)
+        assert n_cached < 64 or how in ("one bit", "first gone")
+        assert n_used(tmp_path / "kept", expected) > 100, "it was kept again"
+
+
+@pytest.mark.full
+def test_damages_while_it_is_in_use(tmp_path):
+    """Files go and change between two requests of one process."""
+    prompts = [f"{START * 7}{one}" for one in TURNS]
+    with load(None) as llm:
+        expected = []
+        for i, one in enumerate(prompts):
+            llm.forget()
+            expected.append(answer(llm, one, i)[0])
+    for one in prompts:
+        with load(tmp_path / "kept") as llm:
+            answer(llm, one)
+    for how in ("one bit", "gone", "bits", "cut"):
+        with load(tmp_path / "kept", prefix_memory=0) as llm:
+            for i, one in enumerate(prompts):
+                if (tmp_path / "kept").exists():
+                    damage(tmp_path / "kept", how, random.Random(i))
+                assert answer(llm, one, i)[0] == expected[i]
+                answer(llm, "Something else.")
+
+
+def test_a_state_that_llama_cpp_refuses(tmp_path, monkeypatch):
+    expected = kept_text(tmp_path)
+    monkeypatch.setattr(CachedSequence, "restore", lambda self, *_: self.rollback(0))
+    assert n_used(tmp_path, expected) == 0
+
+
+def test_what_a_program_of_another_form_wrote(tmp_path, monkeypatch):
+    """The hash is right, but what the file says of its state is not that of this one."""
+    monkeypatch.setattr(of_runtime._Chain, "_write", _write_nonsense(of_runtime._Chain._write))
+    expected = kept_text(tmp_path)
+    monkeypatch.undo()
+    assert n_used(tmp_path, expected) == 0
+
+
+def _write_nonsense(write):
+    def nonsense(chain, cut, *args):
+        cut.columns = [cut.columns[0]._replace(width=4), *cut.columns[1:-1]]
+        return write(chain, cut, *args)
+
+    return nonsense
+
+
+def test_a_disk_that_is_slower_than_reading(tmp_path, monkeypatch):
+    """No piece is read after the time in which the text is read."""
+    expected = kept_text(tmp_path)
+    monkeypatch.setattr(of_runtime._Chain, "load", _late(of_runtime._Chain.load))
+    assert n_used(tmp_path, expected) == 0
+
+
+def _late(load_):
+    return lambda chain, cache, tokens, use, until: load_(chain, cache, tokens, use, -1.0)
+
+
+def test_little_memory(tmp_path, monkeypatch):
+    expected = kept_text(tmp_path)
+    monkeypatch.setattr(of_runtime, "RESERVE", 1 << 60)
+    assert n_used(tmp_path, expected) == 0
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(piece_folder, "_RESERVE", 1 << 60)
+    expected = kept_text(tmp_path)
+    assert caplog.text.count("left on its disk") == 1
+    monkeypatch.undo()
+    assert n_used(tmp_path, expected) == 0
+
+
+def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, caplog):
+    """The model is loaded all the same."""
+    (tmp_path / "file").touch()
+    kept_text(tmp_path / "file" / "kept")
+    assert caplog.text.count("prompts are not kept on disk") == 1
+    with pytest.raises(gguf_spec.errors.InvalidOptionError, match="a file has this name"):
+        load(tmp_path / "file")
+    for wrong in ("256", "12XB", -1, 1.5, True, b"x"):
+        with pytest.raises(gguf_spec.errors.InvalidOptionError, match="such as 20GB"):
+            load(wrong)
+
+
+def test_two_programs_at_once(tmp_path):
+    """Both keep and find, and share what begins alike."""
+    with load(tmp_path) as one, load(tmp_path, parallel=2) as other:
+        first = answer(one, WHOLE)
+        one._kept.disk.flush()
+        n_files = len(files(tmp_path))
+        second = answer(other, WHOLE)
+        assert second[0] == first[0]
+        assert second[1] > 64
+        other._kept.disk.flush()
+        assert len(files(tmp_path)) == n_files
+        other.forget()
+        assert not files(tmp_path)
+        assert answer(one, WHOLE)[0] == first[0]
+
+
+class Dead(BaseException):
+    pass
+
+
+@pytest.mark.full
+def test_an_end_at_each_file(tmp_path, monkeypatch):
+    """A process that dies while it keeps: the next one has the same text, whatever is there."""
+    expected, n_cached = kept_text(tmp_path / "whole"), []
+    n_files = len(files(tmp_path / "whole"))
+    for n in range(n_files + 1):
+        left, write = n, piece_folder.PieceFolder.write
+
+        def dying(self, piece, about, data):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError("the process ended here")
+            return write(self, piece, about, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(piece_folder.PieceFolder, "write", dying)
+            kept_text(tmp_path / str(n))
+        n_cached.append(n_used(tmp_path / str(n), expected))
+    assert n_cached == sorted(n_cached)
+    assert n_cached[0] == 0
+    assert n_cached[-1] > 100
+
+
+# ---- when it is kept, and what it costs
+
+
+def test_off_by_default(tmp_path, monkeypatch):
+    """No folder, no thread, no question to the disk."""
+    monkeypatch.setattr(of_runtime.KeptPrompts, "__init__", None)
+    monkeypatch.setenv("GGUF_SPEC_KEEP", str(tmp_path / "kept"))
+    for keep in (None, 0, "0", ""):
+        with load(keep) as llm:
+            answer(llm, WHOLE)
+            assert llm._kept.disk is None
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_copies_for_longer_than_it_saves_is_kept_at_the_end_only(tmp_path, monkeypatch):
+    expected = None
+    with load(tmp_path) as llm:
+        monkeypatch.setattr(type(llm._kept), "_pays", lambda *_, **__: False)
+        expected = answer(llm, WHOLE)[0]
+        llm._kept.disk.flush()
+        assert not files(tmp_path)
+    monkeypatch.undo()
+    assert files(tmp_path)
+    assert n_used(tmp_path, expected) > 100
+
+
+def test_only_what_is_new_is_written(tmp_path):
+    kept_text(tmp_path)
+    before = {one: one.stat().st_ino for one in files(tmp_path)}
+    with load(tmp_path) as llm:
+        answer(llm, WHOLE)
+        answer(llm, START * 20)
+    after = {one: one.stat().st_ino for one in files(tmp_path)}
+    same = [one for one in before if after.get(one) == before[one]]
+    assert len(same) >= len(before) - 1, "but for the end of the first text"
+
+
+def test_a_cancelled_request_keeps_what_it_read(tmp_path):
+    prompt = WHOLE
+    with load(tmp_path) as llm:
+        stream = llm.stream(prompt, Sampling(max_tokens=400))
+        next(stream)
+        stream.cancel()
+        assert [*stream][-1].finish_reason == "cancelled"
+        llm._kept.disk.flush()
+        assert files(tmp_path)
+
+
+def test_what_is_forgotten_is_removed(tmp_path):
+    other = tmp_path / "Q4_K_M.gguf"
+    quantize(TARGET, other, "Q4_K_M")
+    kept_text(tmp_path / "kept", target=other)
+    of_other = {*files(tmp_path / "kept")}
+    with load(tmp_path / "kept") as llm:
+        answer(llm, WHOLE)
+        llm._kept.disk.flush()
+        assert {*files(tmp_path / "kept")} > of_other
+        llm.forget()
+        assert {*files(tmp_path / "kept")} == of_other
+        assert answer(llm, WHOLE)[1] == 0
+
+
+def test_prompts_are_listed_and_removed(tmp_path):
+    kept_text(tmp_path)
+    with load(tmp_path) as llm:
+        answer(llm, START * 6 + TURNS[1])
+        n = len(llm.tokenize(WHOLE))
+    found = kept_prompts(tmp_path)
+    assert (found.n_prompts, len(found.prompts)) == (2, 2)
+    newest, oldest = found.prompts
+    assert oldest.title.startswith(START[:40])
+    assert oldest.model == TARGET.name
+    assert oldest.n_tokens >= n - 1
+    assert 64 < newest.n_tokens < n
+    assert newest.n_bytes < found.n_bytes < newest.n_bytes + oldest.n_bytes
+    assert kept_prompts(tmp_path, 1).prompts == (newest,)
+    assert remove_kept(tmp_path, [newest.id])[0] == 1
+    assert [one.id for one in kept_prompts(tmp_path).prompts] == [oldest.id]
+    with pytest.raises(gguf_spec.errors.InvalidOptionError, match="kept prompt"):
+        remove_kept(tmp_path, [newest.id])
+    with load(tmp_path) as llm:
+        assert answer(llm, WHOLE)[1] == n - 1
+    assert remove_kept(tmp_path)[1] > 0
+    assert kept_prompts(tmp_path).n_prompts == len(files(tmp_path)) == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_many_requests_with_restarts(tmp_path, parallel):
+    """Requests of several texts, each as it is alone with an empty folder."""
+    rng, texts = random.Random(3), [START * 6, TURNS[0] * 5, TURNS[1] * 5]
+    ways = [Speculation(0), Speculation(), Speculation(4, adaptive=False, drafter="model")]
+    requests = [(texts[rng.randrange(3)] + rng.choice(TURNS), i) for i in range(24)]
+    with load(None, draft=DRAFT) as llm:
+        expected = []
+        for prompt, i in requests:
+            llm.forget()
+            expected.append(answer(llm, prompt, i)[0])
+    n_cached = 0
+    for at in range(0, 24, 6):
+        with load(tmp_path, draft=DRAFT, parallel=parallel, prefix_memory=0) as llm:
+            for (prompt, i), wanted in zip(requests[at : at + 6], expected[at:], strict=False):
+                found, n = answer(llm, prompt, i, speculation=ways[i % 3])
+                assert found == wanted
+                n_cached += n if at else 0
+    assert n_cached > 18 * 70
