@@ -36,7 +36,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidOptionError
+from ..errors import GgufSpecError, InvalidOptionError
 from ..llama.backend import uses_gpu
 from ..llama.bindings import C
 from ..llama.recurrent_state import Checkpoint, least_needed
@@ -50,6 +50,7 @@ from ..llama.state_pieces import (
     take_apart,
 )
 from ..options import IMAGE_IDS
+from ..registry.download import known_sum, sum_of
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 from ..system.piece_folder import Piece, PieceFolder, folder_and_limit
@@ -71,6 +72,8 @@ _MOST_COMPARED = 64
 _READERS, _ATTEMPTS = 4, 3
 # Results of searches that are remembered, because a waiting request asks again and again.
 _MOST_REMEMBERED = 32
+# Bytes of a model whose hash is waited for.
+_SOON_READ = 256 << 20
 # Seconds that the end of the program and of a model wait for pieces to be written.
 _END_S = 60.0
 
@@ -116,7 +119,15 @@ class _Chain:
         self.block = lcm(_BLOCK, grid or 1)
         n_window = cache.native.model(C.llama_model_n_swa)
         self.has_ends = n_window > 0 or not cache.can_roll_back
-        self.root = folder.name("", f"{self.block}\n{maker(cache, _kind(cache))}".encode())
+        self.made_by, self.root = f"{self.block}\n{maker(cache, _kind(cache))}", ""
+
+    def begin(self, sums: Sequence[str]) -> None:
+        """Begin the chain, which has no pieces before.
+
+        Args:
+            sums: Hashes of whole files that decide the bits.
+        """
+        self.root = self.folder.name("", "\n".join([self.made_by, *sums]).encode())
 
     def _piece(self, parent: str, tokens: Sequence[int]) -> Piece:
         contents = np.asarray(tokens, dtype="<u4").tobytes()
@@ -138,6 +149,8 @@ class _Chain:
     def find(self, tokens: Sequence[int]) -> _Use:
         """Return the pieces of the longest prefix of a text that is there."""
         chain, parent, folder = list[Piece](), self.root, self.folder
+        if not parent:
+            return _Use()
         for at in range(0, len(tokens) - self.block + 1, self.block):
             piece = self._piece(parent, tokens[at : at + self.block])
             if not folder.has(piece):
@@ -250,6 +263,8 @@ class _Chain:
             use = self.find(tokens)
             self.folder.touch(use.pieces)
             return use.n
+        if not self.root:
+            return 0
         blocks = self.blocks(tokens)
         last = self.last(blocks, tokens)
         n = next((i for i, one in enumerate(blocks) if not self.folder.has(one)), len(blocks))
@@ -286,6 +301,8 @@ class _Chain:
             ends: What belongs to places of the text alone, by their numbers of tokens.
             title: The beginning of the text, for lists.
         """
+        if not self.root:  # the file of the model cannot be read
+            return
         blocks, size = self.blocks(tokens), self.block
         columns = [(one.head.hex(), one.rows, one.width) for one in cut.columns]
         about: dict[str, Any] = {"model": self.name, "columns": columns}
@@ -342,7 +359,7 @@ def _kind(cache: CachedSequence) -> list[object]:
     layers = cache.options.gpu_layers if uses_gpu(cache.options) else 0
     is_packed = cache.options.extra_bufts
     name = type(cache).__name__
-    return [name, cache.label, exactness, is_long, threads, width, layers, is_packed]
+    return [name, exactness, is_long, threads, width, layers, is_packed]
 
 
 class KeptPrompts:
@@ -367,7 +384,29 @@ class KeptPrompts:
         self._found: OrderedDict[bytes, _Use] = OrderedDict()
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed, self._is_writing = threading.Condition(), False
+        self._file, adapters = target.file, target.options.lora
+        self._files = [*target.file.paths, *(one.path for one in adapters)]
         _all.add(self)
+        is_known = None not in map(known_sum, self._files)
+        if self._is_open and (is_known or target.weight_bytes < _SOON_READ):
+            self._begin()
+        elif self._is_open:  # meanwhile nothing is found
+            self._start(self._begin)
+
+    def _begin(self) -> None:
+        """Begin the chains. Samples of the target are not enough, as they decide no text.
+
+        A draft model decides none.
+        """
+        try:
+            sums = [*map(sum_of, self._files)]
+            self._file.check_unchanged()  # they are those of the loaded file
+        except (OSError, GgufSpecError) as error:
+            self.folder.warn("%s.", str(error).rstrip("."))
+            return
+        if self._draft:
+            self._draft.begin([])
+        self._target.begin(sums)
 
     # ---- finding
 

@@ -19,6 +19,7 @@ MODULES = [
             "tools",
             "drafters",
             "models",
+            "kept",
             "images",
             "batch",
             "verify",

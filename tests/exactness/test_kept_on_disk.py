@@ -15,6 +15,7 @@ from gguf_spec.llama.state_pieces import JoinedState, end_of, take_apart
 from gguf_spec.quantize import quantize
 from gguf_spec.runtime import kept_prompts as of_runtime
 from gguf_spec.system import piece_folder
+from gguf_spec.vocabulary import common
 from tests.gguf.test_near_ties import TALES
 from tests.support import families
 
@@ -120,7 +121,7 @@ def test_the_longest_common_prefix(tmp_path):
             assert answer(fresh, prompt)[1] == 0
             found, n_cached = answer(llm, prompt)
         assert found == wanted
-        same = next((i for i, (a, b) in enumerate(zip(ids[:-1], whole)) if a != b), len(ids) - 1)
+        same = common(ids[:-1], whole)
         assert n_cached == (same if same >= 64 else 0)
 
 
@@ -164,6 +165,26 @@ def test_other_files_of_the_same_name_and_size(tmp_path, gguf_dir):
         assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
         assert (again.tokens, again.logprobs) == (expected.tokens, expected.logprobs)
     assert found.stats.n_cached > 64, "the first model again"
+
+
+@pytest.mark.full
+def test_one_byte_between_the_samples(tmp_path):
+    """Sessions take samples of a file. Here all of it counts, and what was measured for it stays."""
+    for name in ("kept", "a", "b"):
+        (tmp_path / name).mkdir()
+    data = bytearray(TARGET.read_bytes())
+    (tmp_path / "a" / "model.gguf").write_bytes(data)
+    at = len(data) // 2 + 100_000
+    data[at] ^= 1
+    (tmp_path / "b" / "model.gguf").write_bytes(data)
+    expected = kept_text(tmp_path / "kept", target=tmp_path / "a" / "model.gguf")
+    with load(tmp_path / "kept", tmp_path / "b" / "model.gguf") as llm:
+        llm._kept.disk.flush()
+        assert answer(llm, WHOLE)[1] == 0
+    copy = shutil.copy(tmp_path / "a" / "model.gguf", tmp_path / "copy.gguf")
+    with load(tmp_path / "kept", copy) as llm:
+        llm._kept.disk.flush()
+        assert answer(llm, WHOLE) == (expected, len(llm.tokenize(WHOLE)) - 1)
 
 
 # ---- models whose states belong to one place of a text
@@ -370,22 +391,17 @@ def test_two_programs_at_once(tmp_path):
         assert answer(one, WHOLE)[0] == first[0]
 
 
-class Dead(BaseException):
-    pass
-
-
 @pytest.mark.full
 def test_an_end_at_each_file(tmp_path, monkeypatch):
     """A process that dies while it keeps: the next one has the same text, whatever is there."""
     expected, n_cached = kept_text(tmp_path / "whole"), []
+    write = piece_folder.PieceFolder.write
     n_files = len(files(tmp_path / "whole"))
     for n in range(n_files + 1):
-        left, write = n, piece_folder.PieceFolder.write
+        left = iter(range(n))
 
-        def dying(self, piece, about, data):
-            nonlocal left
-            left -= 1
-            if left < 0:
+        def dying(self, piece, about, data, left=left):
+            if next(left, None) is None:
                 raise OSError("the process ended here")
             return write(self, piece, about, data)
 
