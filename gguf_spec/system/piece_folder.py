@@ -124,7 +124,7 @@ class PieceFolder:
         except OSError as error:
             self.warn("%s cannot be used (%s).", self.path, error.strerror or error)
             return False
-        if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
+        if found.st_uid not in (getattr(os, "geteuid", int)(), 0):
             self.warn("%s belongs to another user.", self.path)
             return False
         return True

@@ -74,7 +74,7 @@ def files(folder):
     return sorted(one for one in folder.rglob("*") if one.is_file() and one.parent.name != "new")
 
 
-@pytest.mark.parametrize("draft", [None, DRAFT])
+@pytest.mark.parametrize("draft", [None, pytest.param(DRAFT, marks=pytest.mark.full)])
 def test_a_chat_of_which_each_turn_is_after_a_restart(tmp_path, draft):
     expected = conversation(load(None, draft=draft), lambda llm: llm)
 
@@ -125,6 +125,7 @@ def test_the_longest_common_prefix(tmp_path):
         assert n_cached == (same if same >= 64 else 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["exact", "grid"])
 @pytest.mark.parametrize("n", [(1, 3), (3, 1)])
 def test_another_number_of_requests_at_once(tmp_path, kind, n):
@@ -201,6 +202,7 @@ def folder(tmp_path_factory):
 FEW = ("qwen3", "gemma3", "gpt-oss", "qwen35", "granitehybrid", "mamba2", "rwkv7")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", families.NAMES)
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_a_state_is_that_of_its_pieces(folder, name, parallel):
@@ -228,6 +230,7 @@ def test_a_state_is_that_of_its_pieces(folder, name, parallel):
             assert end_of(cache.recurrent.kept[-1]) == now.end.tobytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FEW)
 def test_a_chat_with_restarts_for_each_kind_of_layers(folder, tmp_path, name):
     """Text, log-probabilities, and what is read are those without a restart."""
@@ -284,6 +287,7 @@ def damage(folder, how, rng):
         one.write_bytes(data)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["one bit", "bits", "cut", "zeros", "gone", "first gone"])
 def test_damaged_files_are_read_again(tmp_path, how):
     """Whatever is damaged, the text is right, and it is kept again."""
