@@ -259,20 +259,9 @@ class _Chain:
 
     def n_there(self, tokens: Sequence[int]) -> int:
         """Return how many first tokens of a text are there, and note that they were used."""
-        if self.has_ends:
-            use = self.find(tokens)
-            self.folder.touch(use.pieces)
-            return use.n
-        if not self.root:
-            return 0
-        blocks = self.blocks(tokens)
-        last = self.last(blocks, tokens)
-        n = next((i for i, one in enumerate(blocks) if not self.folder.has(one)), len(blocks))
-        there = blocks[:n]
-        if n == len(blocks) and last.n and self.folder.has(last):
-            there.append(last)
-        self.folder.touch(there)
-        return sum(one.n for one in there)
+        use = self.find(tokens)
+        self.folder.touch(use.pieces)
+        return use.n
 
     def writing(
         self, cache: CachedSequence, n: int, state: NDArray[np.uint8]
