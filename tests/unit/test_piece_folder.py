@@ -325,7 +325,7 @@ def test_a_hundred_kills(tmp_path):
     found = set()
     for i in range(100):
         path = tmp_path / str(i)
-        command = [sys.executable, "-c", KILLED, str(path), str(i * 7)]
+        command = [sys.executable, "-c", KILLED, str(path), str(i * 3)]
         assert Child(command).wait() in (0, -9)
         found.add(check_three(path))
         write_three(folder_at(path))
