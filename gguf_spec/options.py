@@ -427,6 +427,13 @@ REQUESTS: dict[str, Rule] = {
         "like one of them needs not read that part. 0: none. auto: an eighth of the free memory.",
         metavar="SIZE",
     ),
+    "keep": Rule(
+        "string",
+        "Keep prompts on disk, so that they need not be read again after a restart: a folder, the "
+        "largest size of the usual one, such as 20GB, or both (FOLDER:20GB). The texts stay the "
+        "same. See gguf-spec kept.  [default: nothing is kept]",
+        optional=True, metavar="FOLDER|SIZE",
+    ),
     "shared_drafts": Rule(
         "boolean",
         "Let drafts also come from the answers of other requests. The texts stay the same; the "

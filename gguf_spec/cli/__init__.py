@@ -34,6 +34,7 @@ _COMMANDS = {
         "serve", "serve", "Serve the APIs of OpenAI, Anthropic and Ollama, and a chat page."
     ),
     "launch": Place("launch", "launch", "Run an agent with a model of this machine."),
+    "kept": Place("kept", "kept", "List and remove prompts that are kept on disk."),
     "config": Place("config", "config", "Show or edit the defaults of options."),
     "worker": Place("serve", "worker", "Lend this machine to a model on another one."),
     "ps": Place("serve", "ps", "Show the models that running servers hold."),

@@ -68,7 +68,7 @@ NO_EFFECT = (
     "--fit-target -fitt SIZES", "--fit-ctx -fitc N", "--split-mode -sm [layer]",
     "--main-gpu -mg [0]", "--rope-scaling [none]", "--load-mode -lm [auto mmap]",
     "--draft-min --draft-n-min --spec-draft-n-min N", "--draft-p-min --spec-draft-p-min N",
-    "--draft-p-split --spec-draft-p-split N", "--ctx-size-draft -cd N", "--keep N",
+    "--draft-p-split --spec-draft-p-split N", "--ctx-size-draft -cd N",
     "--lookup-cache-static -lcs FILE", "--lookup-cache-dynamic -lcd FILE", "--backend-sampling -bs",
 )  # fmt: skip
 # Those that have no effect without a GPU, whatever their value is.
@@ -105,7 +105,7 @@ NOT_HERE = {
     "--ssl-cert-file FILE": "put a proxy with TLS in front of the server.",
     "--api-prefix TEXT": "let a proxy add it.",
     "--path FOLDER": "the page is built in.",
-    "--slot-save-path FOLDER": "earlier texts are kept in memory: --prefix-memory.",
+    "--slot-save-path FOLDER": "--keep FOLDER keeps prompts on disk.",
     "--media-path FOLDER": "send images as data: URLs.",
     "--models-dir FOLDER": "name each model with -m, or use --store.",
     "--special -sp": "special tokens have no text.",

@@ -549,9 +549,16 @@ def _target(path: Path, options: dict[str, Any]) -> Path:
 _KEEP = 16384
 
 
-@models.command(short_help="Write a draft with the most used tokens only.")
+@models.command(own_defaults=("keep",), short_help="Write a draft with the most used tokens only.")
 @click.argument("draft", shell_complete=model_names)
-@option("--keep", "Number of tokens to keep.", type=int, default=_KEEP, show_default=True)
+@option(
+    "--keep",
+    "Number of tokens to keep.",
+    type=int,
+    default=_KEEP,
+    show_default=True,
+    allow_from_autoenv=False,
+)  # GGUF_SPEC_KEEP is the folder of kept prompts
 @file_option(
     "--from texts",
     "Text file whose most frequent tokens are kept; repeatable.  "

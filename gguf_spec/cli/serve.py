@@ -228,6 +228,7 @@ def _limit(text: str) -> float:
 @table_option("parallel")
 @table_option("max_gap")
 @table_option("prefix_memory")
+@table_option("keep")
 @table_option("shared_drafts")
 @table_option("pooling")
 @table_options(_DEFAULTS, default=None)

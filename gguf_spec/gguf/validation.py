@@ -523,6 +523,11 @@ class ModelFile:
         """Its files with their versions when the first of them was read."""
         return {path: version(path) for path in _part_paths(self.path)}
 
+    @property
+    def paths(self) -> list[Path]:
+        """All its files."""
+        return [*self._versions]
+
     @cached_property
     def header(self) -> Header:
         """The header, after all checks.

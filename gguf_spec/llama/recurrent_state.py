@@ -29,7 +29,7 @@ from .bindings import C
 from .native import Native
 
 # flag of llama.cpp: only the states, not the keys and values of attention layers
-_PARTIAL_ONLY = 1
+PARTIAL_ONLY = 1
 # tokens between two checkpoints of a prompt
 SPACING = 256
 
@@ -105,7 +105,7 @@ class RecurrentState:
             state = next(one.state for one in self._all if one.n == n)
             put, index = C.llama_state_seq_set_data_ext, self._index
             if len(state) and not self._native.context(
-                put, bytes_of(state), len(state), index, _PARTIAL_ONLY
+                put, bytes_of(state), len(state), index, PARTIAL_ONLY
             ):
                 raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
             self.counts = counts._replace(checkpoints=counts.checkpoints + 1)
@@ -156,10 +156,10 @@ class RecurrentState:
                 return one
         native, index, state = self._native, self._index, np.empty(0, dtype=np.uint8)
         if self._n:
-            size = native.context(C.llama_state_seq_get_size_ext, index, _PARTIAL_ONLY)
+            size = native.context(C.llama_state_seq_get_size_ext, index, PARTIAL_ONLY)
             state = np.empty(size, dtype=np.uint8)
             get = C.llama_state_seq_get_data_ext
-            n = native.context(get, bytes_of(state), size, index, _PARTIAL_ONLY)
+            n = native.context(get, bytes_of(state), size, index, PARTIAL_ONLY)
             state = state[:n]
         self.counts = self.counts._replace(copies=self.counts.copies + 1)
         return Checkpoint(self._n, state)

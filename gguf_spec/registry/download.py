@@ -656,6 +656,22 @@ def known_sum(path: Path) -> str | None:
     return kept.get("sha256") if isinstance(kept, dict) else None
 
 
+def sum_of(path: Path) -> str:
+    """Return the sha256 of a file, computed where it is not known.
+
+    Raises:
+        OSError: The file cannot be read, or was changed meanwhile.
+    """
+    mark = _mark(path)
+    found = known_sum(path)
+    if found is None:
+        found = _sum(path, lambda _: None, 0, 0)
+        if mark != _mark(path):
+            raise OSError(errno.EBUSY, "it was changed meanwhile", str(path))
+        write_json(mark, {"sha256": found})
+    return found
+
+
 def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:

@@ -292,11 +292,15 @@ class Generation:
         return grammar is not None
 
     def run(self, slots: SlotPair[CachedSequence]) -> Generator[Chunk, None, None]:
-        """Yield one chunk per round.
+        """Yield one chunk per round; behind the last one the text is kept.
 
         Args:
             slots: The caches that the request uses.
         """
+        yield from self._run(slots)
+        self._kept.answered(slots)
+
+    def _run(self, slots: SlotPair[CachedSequence]) -> Generator[Chunk, None, None]:
         request, target, is_end = self._request, slots.target, self._target.weights.is_end
         # Other requests make passes of any width.
         rule = self._rule._replace(wide_past=self._target.options.parallel > 1)

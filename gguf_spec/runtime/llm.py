@@ -332,6 +332,8 @@ class LLM(Client[Stream], OfOneProcess):
     def forget(self) -> None:
         """Clear the caches and the kept texts: the next prompt is prefilled from its start.
 
+        Prompts of these models that are kept on disk (`load(keep=...)`) are removed, too.
+
         The texts do not change; only the cost of the next prompt does.
 
         Raises:

@@ -63,6 +63,7 @@ from ..system.files import read_text
 from ..system.machine import available_bytes, format_bytes, parse_bytes
 from ..text.chat_template import template_fault
 from .default_model import DefaultModel, chosen_model
+from .kept_prompts import folder_of_option
 from .llm import LLM
 from .load_options import LoadOptions, Plan
 from .plan import plan
@@ -102,6 +103,7 @@ def load(
     parallel: int | Literal["auto"] = 1,
     max_gap: float | None = None,
     prefix_memory: int | str = "auto",
+    keep: int | str | Path | None = None,
     rpc: str | Sequence[str] = (),
     pooling: str | None = None,
     reference: str | Path | None = None,
@@ -178,6 +180,12 @@ def load(
         prefix_memory: Memory for the caches of earlier texts, in bytes or as a size such as
             `500MB` or `2GiB`. A request that begins like one of them needs not read that part.
             `auto` takes an eighth of the memory that stays free, at most 8 GiB; 0 keeps nothing.
+        keep: Keep prompts on disk, so that a later process need not read them again: a folder, the
+            largest size of the usual one in bytes or as `20GB`, or both (`FOLDER:20GB`); 10 GB
+            without a size. Text and log-probabilities are those that reading gives. Prompts are
+            kept when an answer has ended, and when the LLM is closed. A file is used only if it is
+            whole, and if this user wrote it for the same models, kernels and options; otherwise the
+            prompt is read. None or 0 keeps nothing. It cannot be combined with `rpc`.
         rpc: Addresses of workers (`gguf-spec worker`), `HOST:PORT` each. The layers of the target
             are spread over them, and llama.cpp runs in a child process. The draft stays here.
         pooling: How `LLM.embed` makes one vector of a text: `mean`, `cls` (first token), `last`,
@@ -314,6 +322,9 @@ def open_plan(plan: Plan) -> LLM:
         return _open_embedder(given)
     check_room(plan.headers)
     n_kept_bytes = _prefix_memory(given.prefix_memory, plan.headers)
+    keep = folder_of_option(given.keep)
+    if keep and given.target.rpc:
+        raise OptionConflictError(Option("keep"), Option("rpc"))
     n_ctx_max = longest_ctx(plan.headers)
     start_backend()
     costs = depth_costs(given.file.header, plan.target)
@@ -372,6 +383,7 @@ def open_plan(plan: Plan) -> LLM:
             prefix_memory=n_kept_bytes,
             parallel_reason=plan.parallel_reason,
             n_ctx_max=n_ctx_max,
+            keep=keep,
         )
         opened.pop_all()
         return llm

@@ -45,6 +45,7 @@ class LoadOptions:
     speculation: Speculation | None = None
     shared_drafts: bool = False
     prefix_memory: int | str = "auto"
+    keep: int | str | Path | None = None
     progress: OnProgress | None = None
     on_measure: Callable[[], object] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

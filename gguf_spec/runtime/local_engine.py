@@ -16,12 +16,14 @@ from ..llama.weights import Weights
 from ..options import K_MAX, Message, PromptOptions, Sampling, Speculation, well_formed
 from ..results import TokenLogprob
 from ..speculative.pair import ModelPair
+from ..system.piece_folder import PieceFolder
 from ..system.process import OfOneProcess
 from ..text.chat_template import call_tokens, check_text, names_read, no_reasoning
 from ..text.infill import encode_infill
 from ..text.reasoning import reasoning_format
 from . import generation
 from .embedding import score
+from .kept_prompts import KeptPrompts
 from .prefix_cache import PrefixStore
 from .prompt import encode, with_images
 from .request_queue import ParallelQueue, RequestQueue
@@ -51,6 +53,7 @@ class LocalEngine(OfOneProcess):
         notes: Sequence[str] = (),
         draft_notes: Sequence[str] = (),
         prefix_memory: int = 0,
+        keep: PieceFolder | None = None,
         parallel_reason: str = "",
         sampling_sources: Mapping[str, str] | None = None,
         n_ctx_max: int = 0,
@@ -59,6 +62,7 @@ class LocalEngine(OfOneProcess):
 
         Args:
             prefix_memory: Bytes for texts that no slot holds any more.
+            keep: Folder on disk for texts that outlive this process; None for none.
         """
         self.pair = pair
         self.target = target = pair.target
@@ -88,6 +92,7 @@ class LocalEngine(OfOneProcess):
         self.scorer: Scorer | None = None
         slots = [slot for one in pair.slots for slot in one.slots]
         self.kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
+        self.kept.disk = KeptPrompts(keep, pair.target, pair.draft) if keep else None
         self.queue = (ParallelQueue if self.facts.parallel > 1 else RequestQueue)(pair, self.kept)
 
     @property
@@ -205,7 +210,7 @@ class LocalEngine(OfOneProcess):
         self.queue.close(self._free)
 
     def _free(self) -> None:
-        self.kept.forget()
+        self.kept.close(self.pair.slots)
         for one in filter(None, (self.embedder, self.scorer)):
             one.close()
         self.pair.close()

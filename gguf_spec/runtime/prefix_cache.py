@@ -1,5 +1,8 @@
 """Prefix cache: caches of earlier texts in host memory, and the slots of a new request.
 
+If prompts are kept, texts on disk are a second level (`kept_prompts`): it is searched, too, and has
+the texts of all answers.
+
 A cache is saved when another text is about to take its place, and only if copying it to and fro
 takes less time than reading it. The texts are kept sorted: among all of them one of the two
 neighbours of a prompt has its longest prefix, so a search takes a few comparisons of bytes. A tree
@@ -17,12 +20,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RollbackError
+from ..errors import GgufSpecError, RollbackError
 from ..llama.recurrent_state import Checkpoint, RecurrentState
 from ..llama.sequence import CachedSequence
 from ..passes import Exactness
@@ -32,10 +35,13 @@ from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 from ..vocabulary import common
 
+if TYPE_CHECKING:
+    from .kept_prompts import KeptPrompts
+
 # Tokens; a copy must save reading at least as many.
 LEAST_COPIED = 64
 # Bytes of free memory that are left to other programs.
-_RESERVE = 256 << 20
+RESERVE = 256 << 20
 # A cache is copied only where reading its text again would take this many times as long as saving
 # and restoring, because some copies are never used.
 _GAIN = 2.0
@@ -46,7 +52,7 @@ _ID_BYTES = 4
 
 
 @dataclass(frozen=True)
-class _State:
+class SavedState:
     """A saved cache.
 
     Attributes:
@@ -80,8 +86,8 @@ class Kept:
             with all before a checkpoint.
     """
 
-    target: _State
-    draft: _State | None
+    target: SavedState
+    draft: SavedState | None
     exactness: Exactness
     is_whole: bool
 
@@ -103,11 +109,13 @@ class Found(NamedTuple):
 
     Attributes:
         n: Number of tokens that need not be read.
-        kept: The text that has them; None if no kept text has any.
+        kept: The text that has them; None if no text in memory has so many.
+        on_disk: They are on the disk, and are not read yet.
     """
 
     n: int = 0
     kept: Kept | None = None
+    on_disk: bool = False
 
 
 class _Rate:
@@ -132,7 +140,10 @@ class PrefixStore:
 
     Attributes:
         reading: Time in which the target reads the tokens of a prompt; it learns from each prompt.
+        disk: Further texts, which outlive the process; None if none are kept.
     """
+
+    disk: KeptPrompts | None = None
 
     def __init__(
         self,
@@ -170,12 +181,36 @@ class PrefixStore:
         )
 
     def forget(self) -> None:
+        """Drop all texts, those on the disk, too."""
+        self._forget()
+        if self.disk:
+            self.disk.forget()
+
+    def _forget(self) -> None:
         self._keys.clear()
         self._kept.clear()
         self._n_bytes = 0
 
+    def close(self, pairs: Sequence[SlotPair[CachedSequence]]) -> None:
+        """Drop the texts in memory, before the models are closed; those of slots go to the disk."""
+        self._forget()
+        for caches in pairs:
+            self.answered(caches, is_last=True)
+        if self.disk:
+            self.disk.flush()
+
+    def answered(self, caches: SlotPair[CachedSequence], is_last: bool = False) -> None:
+        """Keep the text of an answer on the disk, if it is worth a copy."""
+        if self.disk:
+            with suppress(GgufSpecError, MemoryError):
+                self.disk.keep(caches, self._pays, self._save.learn, is_last)
+
     def find(self, tokens: Sequence[int]) -> Found:
-        """Return the kept text that saves most of the reading of a text."""
+        """Return the kept text that saves most of the reading of a text, in memory or on disk."""
+        best, on_disk = self._find(tokens), self.disk.find(tokens) if self.disk else Found()
+        return on_disk if on_disk.n - best.n >= LEAST_COPIED else best
+
+    def _find(self, tokens: Sequence[int]) -> Found:
         key, best = _key(tokens), Found()
         at = bisect_left(self._keys, key)
         near = [*self._keys[max(0, at - 1) : at + 1], *self._prefixes(key)]
@@ -195,16 +230,25 @@ class PrefixStore:
             tokens: The text.
             found: The result of `find` for it, or None.
         """
-        if not self._limit:
+        if not (self._limit or self.disk):
             return
-        found = found or (self.find(tokens) if self._keys else Found())
+        found = found or (self.find(tokens) if self._keys or self.disk else Found())
         n_same = reusable(caches.target, tokens)
-        helps = found.kept if found.n - n_same >= LEAST_COPIED else None
-        if helps:  # before another one is dropped
-            self._kept.move_to_end(_key(helps.target.tokens))
+        if found.n - n_same < LEAST_COPIED:
+            found = Found()
+        if found.kept:  # before another one is dropped
+            self._kept.move_to_end(_key(found.kept.target.tokens))
         self._save_before(caches, n_same)
-        if helps:
-            self._restore_into(caches, helps, found.n, n_same)
+        if found.on_disk:
+            found = self._loaded(caches, tokens, found.n - n_same)
+        if found.kept and found.n - n_same >= LEAST_COPIED:
+            self._restore_into(caches, found.kept, found.n, n_same)
+
+    def _loaded(self, caches: SlotPair[CachedSequence], tokens: Sequence[int], n_new: int) -> Found:
+        """Return a text that was loaded from the disk, or else the best one in memory."""
+        reading_s = self.reading.seconds(n_new)
+        kept = self.disk.load(caches, tokens, reading_s) if self.disk else None
+        return Found(len(kept.target.tokens), kept) if kept else self._find(tokens)
 
     # ---- saving
 
@@ -224,7 +268,7 @@ class PrefixStore:
         """Save caches of which only the first `n_same` tokens stay."""
         target = caches.target
         n_useful = len(target.cached) if target.exactness.in_any_width else target.n_read
-        if n_useful - n_same < LEAST_COPIED:
+        if n_useful - n_same < LEAST_COPIED or not self._limit:
             return
         # A kept text may begin with all of its tokens.
         key = _key(target.cached[:n_useful])
@@ -247,7 +291,7 @@ class PrefixStore:
         caches_to_save = [target, *([draft] if draft else [])]
         n_bytes = sum(one.state_bytes() for one in caches_to_save)
         room = n_bytes + sum(one.recurrent.n_bytes for one in caches_to_save if one.recurrent)
-        if not (n_bytes and self._pays(n_lost, n_bytes, saved=False) and self._make_room(room)):
+        if not (n_bytes and self._pays(n_lost, n_bytes) and self._make_room(room)):
             return
         started = self._now()
         kept = Kept(
@@ -260,7 +304,7 @@ class PrefixStore:
         if len(kept.target.data):
             self._add(_key(kept.target.tokens), kept)
 
-    def _pays(self, n_tokens: int, n_bytes: int, saved: bool) -> bool:
+    def _pays(self, n_tokens: int, n_bytes: int, saved: bool = False) -> bool:
         """Return whether copies of states take less time than reading tokens.
 
         Before a rate is known they do: the first copy measures it.
@@ -281,7 +325,7 @@ class PrefixStore:
         free = self._free()
         limit = self._limit
         if free is not None:
-            limit = min(limit, self._n_bytes + max(0, free - _RESERVE))
+            limit = min(limit, self._n_bytes + max(0, free - RESERVE))
         if n_bytes > limit:
             return False
         while self._n_bytes + n_bytes > limit:
@@ -345,12 +389,12 @@ def _key(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype=f">u{_ID_BYTES}").tobytes()
 
 
-def _state(cache: CachedSequence, offset: int = 0) -> _State:
+def _state(cache: CachedSequence, offset: int = 0) -> SavedState:
     checkpoints = cache.recurrent.kept if cache.recurrent else []
-    return _State([*cache.cached], cache.n_read, cache.state(), offset, checkpoints)
+    return SavedState([*cache.cached], cache.n_read, cache.state(), offset, checkpoints)
 
 
-def _put(cache: CachedSequence, state: _State) -> bool:
+def _put(cache: CachedSequence, state: SavedState) -> bool:
     try:
         is_there = cache.restore(state.tokens, state.n_read, state.data)
     except MemoryError:

@@ -14,7 +14,6 @@ import hmac
 import json
 import logging
 import os
-import secrets
 import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from ..llama.sequence import CachedSequence
 from ..options import IMAGE_IDS
 from ..system.files import atomic_write, cache_folder, remedy, this_machine, version
 from ..system.machine import format_bytes
+from ..system.piece_folder import user_key
 
 _LOG = logging.getLogger("gguf_spec.runtime.session_file")
 _FORMAT = b"gguf-spec session 1\n"
@@ -66,7 +66,7 @@ def save(
             f"{format_bytes(_MOST_DATA)} can be saved.",
             "remove messages with images first.",
         )
-    key, states = _key(), [model.state_bytes() for model in models]
+    key, states = user_key(), [model.state_bytes() for model in models]
     if key is None:  # what it computed could not be told from what others wrote
         _LOG.warning(
             "%s cannot be written, so a chat is saved without its caches: it will be read again. "
@@ -145,7 +145,7 @@ def _read(
     found = about if isinstance(about, list) else []
     if made_by != [isinstance(one, dict) and one.get("made_by") for one in found]:
         return data, "it was saved with other models, settings or another build of llama.cpp"
-    key = _key()
+    key = user_key()
     if key is None or not n_states[0]:  # that of the target
         where = f"{cache_folder()} cannot be read, where the key of its caches is"
         return data, where if n_states[0] else "it was saved without caches"
@@ -178,30 +178,18 @@ def _data(path: Path, text: bytes, digest: bytes) -> dict[str, Any]:
 def _about(model: CachedSequence) -> dict[str, Any]:
     """Return a fingerprint of everything the cache depends on, and the cached tokens."""
     o = model.options
-    parts: list[object] = [*this_machine(), *library_parts(), model.file.content_id]
-    parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc]
-    parts += o.placement.parts
-    parts += [(adapter.content_id, adapter.scale) for adapter in o.lora]
-    return {
-        "made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(),
-        "tokens": list(model.cached),
-        "n_read": model.n_read,
-    }
+    made_by = maker(model, [o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc])
+    return {"made_by": made_by, "tokens": list(model.cached), "n_read": model.n_read}
 
 
-def _key() -> bytes | None:
-    """Return this user's key, creating it on first use; None if it cannot be kept.
+def maker(model: CachedSequence, more: Iterable[object]) -> str:
+    """Return a fingerprint of files, library, processor and options that a cache depends on.
 
-    If two processes create it at the same time, both use the key that is in the file afterwards.
+    Args:
+        more: What else decides it.
     """
-    path = cache_folder() / "session-key"
-    with contextlib.suppress(OSError):
-        for _ in range(3):
-            with contextlib.suppress(FileNotFoundError):
-                key = path.read_bytes()
-                if len(key) == hashlib.sha256().digest_size:
-                    return key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as part:
-                part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
-    return None
+    o = model.options
+    parts: list[object] = [*this_machine(), *library_parts(), model.file.content_id]
+    parts += [model.flash_attention, o.kv_type, *more, *o.placement.parts]
+    parts += [(adapter.content_id, adapter.scale) for adapter in o.lora]
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

@@ -20,6 +20,7 @@ MODULES = [
             "tools",
             "drafters",
             "models",
+            "kept",
             "images",
             "batch",
             "verify",

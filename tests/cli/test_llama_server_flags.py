@@ -92,7 +92,7 @@ WITHOUT_EFFECT = [
 REFUSED = {
     "--no-jinja": "template", "--context-shift": "--ctx-max", "-sm row": "layer", "-mg 1": "takes 0", "-ts 3,1": "--gpu-layers", "-nkvo": "--gpu-layers",
     "--rope-scaling yarn": "none", "--rope-freq-base 10000": "file", "--override-kv a=b": "file", "-hff x.gguf": "hf:OWNER", "-hft hf_secret": "HF_TOKEN",
-    "-mu http://a": "OWNER", "--api-key-file x": "GGUF_SPEC_API_KEY", "--ssl-cert-file x": "proxy", "--slot-save-path x": "--prefix-memory",
+    "-mu http://a": "OWNER", "--api-key-file x": "GGUF_SPEC_API_KEY", "--ssl-cert-file x": "proxy", "--slot-save-path x": "--keep FOLDER",
     "--reasoning-format none": "deepseek", "--reasoning-budget 0": "-1", "-j {}": "request", "--grammar x": "request", "-l 5+1": "request",
     "-ctk q8_0 -ctv q4_0": "--kv-type", "--models-dir x": "--store", "--mirostat 2": "sampler", "--chat-template-kwargs {}": "request",
 }  # fmt: skip

@@ -316,7 +316,7 @@ def test_wrong_sizes(text):
 
 def test_a_checkpoint_is_used_up_to_what_two_texts_share():
     points = [Checkpoint(n, np.zeros(1, np.uint8)) for n in (100, 200)]
-    state = prefix_cache._State(A, len(A), np.zeros(1, np.uint8), 0, points)
+    state = prefix_cache.SavedState(A, len(A), np.zeros(1, np.uint8), 0, points)
     kept = prefix_cache.Kept(state, None, Exactness(), is_whole=True)
     for same, n in ((99, 0), (100, 100), (199, 100), (200, 200), (299, 200), (300, 300)):
         assert kept.reusable([*A[:same], 9, 9]) == n

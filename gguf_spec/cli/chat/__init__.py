@@ -16,6 +16,7 @@ from ..options import (
     sampling_options,
     server_option,
     speculation_options,
+    table_option,
     think_options,
 )
 
@@ -32,6 +33,7 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 @option("-s --system", "System message.")
 @image_option
 @partial(model_options, chat=True)
+@table_option("keep")
 @speculation_options
 @sampling_options
 @option(
