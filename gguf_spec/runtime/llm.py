@@ -35,6 +35,7 @@ from ..options import (
     Sampling,
     Speculation,
     check_types,
+    named,
     require,
     well_formed,
     with_options,
@@ -77,7 +78,16 @@ from .session_file import save as save_session
 from .stream import Stream
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..edit import Edit
+    from .arguments import (
+        ContinueOptions,
+        EditOptions,
+        EncodingOptions,
+        GenerateOptions,
+        RequestOptions,
+    )
 
 _LOG = logging.getLogger(__name__)
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
@@ -163,7 +173,7 @@ class LLM(OfOneProcess):
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
-        **options: Any,
+        **options: Unpack[ContinueOptions],
     ) -> Completion:
         """Continue a text or token ids, or answer messages, and return the complete result.
 
@@ -246,7 +256,7 @@ class LLM(OfOneProcess):
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
-        **options: Any,
+        **options: Unpack[ContinueOptions],
     ) -> Stream:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
@@ -306,7 +316,7 @@ class LLM(OfOneProcess):
         sampling: Sampling | None = None,
         speculation: Speculation | None = None,
         max_tokens: int | None = None,
-        **options: Any,
+        **options: Unpack[EditOptions],
     ) -> Edit:
         """Change a text as an instruction says, and say which of the changes are doubtful.
 
@@ -357,7 +367,7 @@ class LLM(OfOneProcess):
         *,
         max_parallel: int | None = None,
         on_result: Callable[[int, Completion | GgufSpecError], object] | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> list[Completion | GgufSpecError]:
         """Complete several prompts, up to `max_parallel` at once.
 
@@ -400,7 +410,7 @@ class LLM(OfOneProcess):
         images: Sequence[GivenImage] = (),
         think: bool | None = None,
         speculation: Speculation | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Completion:
         """Answer one question, with the chat template, and return the result.
 
@@ -431,17 +441,24 @@ class LLM(OfOneProcess):
         return replace(self.sampling, max_tokens=None)
 
     def generate_tokens(
-        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Call `generate`, which takes token ids too, with the same options."""
         return self.generate(tokens, sampling, **options)
 
     def stream_tokens(
-        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Stream:
         """Call `stream`, which takes token ids too, with the same options."""
         return self.stream(tokens, sampling, **options)
 
+    @named
     def chat(
         self,
         system: str | None = None,
@@ -540,6 +557,7 @@ class LLM(OfOneProcess):
         """Variables that the chat template reads and a request may set."""
         return names_read(self.vocabulary.chat_template or "")
 
+    @named
     def tokenize(
         self,
         prompt: str | Sequence[Message],
@@ -579,6 +597,7 @@ class LLM(OfOneProcess):
             raise PromptTooLongError(len(ids), self.n_ctx, n_ctx_limit=self.n_ctx_limit)
         return ids
 
+    @named
     def tokenize_infill(
         self,
         prefix: str,
@@ -652,6 +671,7 @@ class LLM(OfOneProcess):
         model = self.vocabulary
         return model.options.pooling or pooling_of(model.file.header)
 
+    @named
     def embed(
         self,
         texts: str | Sequence[int] | Sequence[str | Sequence[int]],
@@ -695,6 +715,7 @@ class LLM(OfOneProcess):
 
         return self._queue.in_turn(run)
 
+    @named
     def rerank(
         self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
     ) -> list[float]:
@@ -713,6 +734,7 @@ class LLM(OfOneProcess):
         scores = self.embed(self.rank_tokens(query, documents, on_pass=on_pass), on_pass=on_pass)
         return [float(row[0]) for row in scores]
 
+    @named
     def rank_tokens(
         self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
     ) -> list[list[int]]:
@@ -731,8 +753,9 @@ class LLM(OfOneProcess):
         prompt: str | Sequence[Message],
         options: Sequence[str],
         *,
+        prefill: str = "",
         on_pass: OnProgress | None = None,
-        **encoding: Any,
+        **encoding: Unpack[EncodingOptions],
     ) -> list[ScoredOption]:
         """Return how likely each option is as the text after a prompt, or as the answer to it.
 
@@ -743,6 +766,7 @@ class LLM(OfOneProcess):
         Args:
             prompt: A text, or messages for the chat template.
             options: The texts. Their tokens are those that they add to the prompt's.
+            prefill: Beginning of the answer, before the options.
             on_pass: Called before each step. An exception of it ends the call.
             encoding: Other arguments of `tokenize`, such as `think=False` for a model that reasons.
 
@@ -754,11 +778,10 @@ class LLM(OfOneProcess):
         """
         if not self.generates:
             raise NoGenerationError(self.path, self._target.file.header.architecture)
-        check_types(options=options, on_pass=on_pass)
+        check_types(options=options, prefill=prefill, on_pass=on_pass)
         if not options:
             hint = "give the texts to choose from."
             raise InvalidOptionError("options", options, "at least one text", hint)
-        before = encoding.pop("prefill", "")
 
         def passed(n_done: int) -> None:
             _ = self.vocabulary  # `close` of another thread waits for the turn
@@ -768,7 +791,7 @@ class LLM(OfOneProcess):
         def encoded(option: str) -> list[int]:
             passed(0)
             most = self.n_ctx - 1
-            tokens = [*self.tokenize(prompt, prefill=before + option, most=most, **encoding)]
+            tokens = [*self.tokenize(prompt, prefill=prefill + option, most=most, **encoding)]
             check_request(Request(tokens, self.sampling, self.speculation), self._target)
             return tokens
 
@@ -779,6 +802,7 @@ class LLM(OfOneProcess):
         prompts_with_option = [encoded(option) for option in ("", *options)]
         return self._queue.in_turn(run)
 
+    @named
     def score(
         self, text: str | Sequence[int], logprobs: int = 0, *, on_pass: OnProgress | None = None
     ) -> list[TokenLogprob]:
@@ -1018,6 +1042,7 @@ class Chat(OfOneProcess):
         extra: Data of the program as JSON, which `save` and `restore` keep with the conversation.
     """
 
+    @named
     def __init__(
         self,
         llm: LLM,
@@ -1087,7 +1112,7 @@ class Chat(OfOneProcess):
         *,
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Completion:
         """Send a message and return the complete answer.
 
@@ -1118,7 +1143,7 @@ class Chat(OfOneProcess):
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Turn:
         """Send a message and return an iterator over the answer.
 
@@ -1187,7 +1212,7 @@ class Chat(OfOneProcess):
         *,
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Turn:
         """Send the last question again, with a new seed unless the sampling options set one.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ..errors import (
     GgufSpecError,
@@ -67,6 +67,11 @@ from .load_options import LoadOptions, Plan
 from .plan import plan
 from .profile_files import PairFiles, profile_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments import NoOptions
+
 OnShare: TypeAlias = "Callable[[float], object] | None"
 """Called with the loaded share of a model, 0 to 1; returning False cancels."""
 
@@ -110,7 +115,7 @@ def load(
     progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
-    **others: Any,
+    **others: Unpack[NoOptions],
 ) -> LLM:
     """Load a model, and a draft.
 

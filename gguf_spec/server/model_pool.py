@@ -21,7 +21,10 @@ from .errors import LOG, ApiError, client_closed, log, not_loaded
 from .running import load_key
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..models import DefaultModel
+    from ..runtime.arguments import ServedOptions
     from ..runtime.llm import LLM
 
 
@@ -52,7 +55,7 @@ def served_model(
     models_file: str | Path | None = None,
     alias: str | None = None,
     ctx_max: int | None = None,
-    **options: Any,
+    **options: Unpack[ServedOptions],
 ) -> ServedModel:
     """Return a model on this disk for a `ModelPool`, without loading it.
 
@@ -83,7 +86,7 @@ def served_model(
     def load(progress: OnProgress | None, n_ctx: int | None = None) -> LLM:
         from ..runtime.load import load as load_model
 
-        own = options | ({"n_ctx": n_ctx} if n_ctx else {})
+        own: dict[str, Any] = {**options, **({"n_ctx": n_ctx} if n_ctx else {})}
         return load_model(model, models_file=models_file, progress=progress, **own)
 
     lower, id_ = frozenset(name.lower() for name in names), (*given, entry.name)[0]
