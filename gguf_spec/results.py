@@ -362,7 +362,7 @@ class Answer(Protocol):
     def __next__(self) -> Chunk:
         """Compute the next chunk in this thread, or wait for it; errors of the engine come here."""
 
-    def run_to_end(self, on_chunk: Callable[[Chunk], object] = ...) -> Completion:
+    def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
         """Read it to its end, and return the result.
 
         Args:

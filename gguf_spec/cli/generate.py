@@ -44,9 +44,10 @@ from .output import (
 
 if TYPE_CHECKING:
     from .. import LLM, Completion
+    from .command import Decorator
 
 
-image_option = file_option(
+image_option: Decorator = file_option(
     "--image", "Image before the prompt; needs --mmproj. Repeatable.", multiple=True
 )
 

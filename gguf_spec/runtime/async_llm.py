@@ -358,6 +358,8 @@ class AsyncChat(OfOneProcess):
             two turns.
     """
 
+    chat: Chat
+
     def __init__(self, llm: AsyncLLM, chat: Chat) -> None:
         self._llm, self.chat = llm, chat
 

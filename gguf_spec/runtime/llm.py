@@ -122,6 +122,16 @@ class LLM(OfOneProcess):
             one. None if unknown.
     """
 
+    draft_notes: tuple[str, ...]
+    n_ctx_max: int
+    name: str
+    notes: tuple[str, ...]
+    parallel_reason: str
+    prompt: str
+    sampling: Sampling
+    sampling_sources: dict[str, str]
+    speculation: Speculation
+
     def __init__(
         self,
         name: str,
@@ -138,8 +148,8 @@ class LLM(OfOneProcess):
         n_ctx_max: int = 0,
     ) -> None:
         self.name, self.n_ctx_max = name, max(n_ctx_max, pair.target.n_ctx)
-        self.n_ctx_limit = pair.target.n_ctx_limit
-        self.draft_name = pair.draft.label if pair.draft else None
+        self.n_ctx_limit: int | None = pair.target.n_ctx_limit
+        self.draft_name: str | None = pair.draft.label if pair.draft else None
         self.prompt, self.speculation, self.notes = prompt, speculation, tuple(notes)
         self.sampling, self.sampling_sources = sampling or Sampling(), dict(sampling_sources or {})
         self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason

@@ -134,6 +134,8 @@ class PrefixStore:
         reading: Time in which the target reads the tokens of a prompt; it learns from each prompt.
     """
 
+    reading: _Rate
+
     def __init__(
         self,
         limit_bytes: int,

@@ -135,6 +135,9 @@ class ModelPool(OfOneProcess):
     at a time may load or unload the same model: the worker of a server sees to that.
     """
 
+    keep_alive: float | None
+    models: tuple[ServedModel, ...]
+
     def __init__(
         self,
         models: Sequence[ServedModel],
@@ -160,7 +163,7 @@ class ModelPool(OfOneProcess):
         if keep_alive is not None and not keep_alive >= 0:
             raise InvalidOptionError("keep_alive", keep_alive, "seconds, 0 or more")
         self.models, self.keep_alive = tuple(models), keep_alive
-        self.speculation = speculation or Speculation()
+        self.speculation: Speculation = speculation or Speculation()
         self._clock, self._lock = clock, threading.Lock()
         self._loaded: dict[str, LoadedModel] = {}
         self._asked: dict[str, float] = {}  # id -> seconds that the last request asked for

@@ -149,6 +149,8 @@ class LineLimits:
 class LineReader:
     """Finds where an answer ends by its `LineLimits`, while it comes."""
 
+    is_over: bool
+
     def __init__(self, limits: LineLimits) -> None:
         self._limits, self.is_over = limits, False
         self._missing = 0  # spaces and tabs that the current line needs further

@@ -355,6 +355,10 @@ class ServedLLM:
     What the server refuses, or what is asked when it is gone, is done by the model in this process.
     """
 
+    path: Path
+    speculation: Speculation
+    url: str
+
     def __init__(
         self,
         server: RunningServer,

@@ -64,7 +64,7 @@ class Server(OfOneProcess):
         """
         self._socket = listener or listen(settings)
         host, port = self._socket.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
         limits = most_connections(), settings.patience_s
         config = uvicorn.Config(

@@ -18,27 +18,38 @@ Event = tuple[str, str]
 class Engine(threading.Thread):
     def __init__(self, model: str, settings: Path | None = None) -> None:
         super().__init__(name="engine")
-        kept = json.loads(settings.read_text("utf-8")) if settings else {}
-        self.loading: LoadOptions = cast(LoadOptions, kept.get("load", {"n_ctx": 512}))
+        self.loading: LoadOptions = {"n_ctx": 512, "progress": self._progress}
         self.options: RequestOptions = {"temperature": 0.0, "max_tokens": 12, "stop": ["\n\n"]}
+        if settings:
+            self.options |= cast(RequestOptions, json.loads(settings.read_text("utf-8")))
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.questions: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.model, self.answer = model, cast("Answer | None", None)
+        self.model = model
+        self.answer: Answer | None = None
 
     def run(self) -> None:
         try:
-            with gguf_spec.load(self.model, progress=self._progress, **self.loading) as llm:
+            with gguf_spec.load(self.model, **self.loading) as llm:
                 chat = llm.chat(sampling=Sampling(seed=1), overflow="shift")
                 while (question := self.questions.get()) is not None:
                     with chat.stream(question, **self.options) as turn:
                         self._show(turn)
-                    with llm.stream(turn.result.text or question, echo=True, **self.options) as more:
+                    with llm.stream(
+                        turn.result.text or question, echo=True, **self.options
+                    ) as more:
                         self._show(more)
                 one, other = llm.generate_many(["One", "Two"], Sampling(max_tokens=4), k=2)
-                texts = [one.text for one in (one, other) if not isinstance(one, gguf_spec.GgufSpecError)]
-                best = max(llm.choose("Once upon a", texts, special=False), key=lambda option: option.logprob)
+                texts = [
+                    one.text for one in (one, other) if not isinstance(one, gguf_spec.GgufSpecError)
+                ]
+                best = max(
+                    llm.choose("Once upon a", texts, special=False),
+                    key=lambda option: option.logprob,
+                )
                 self.events.put(("best", best.text))
-                edited = llm.edit("a = 1\nprint(a)\n", "rename a to b", name="a.py", stop_tokens=[0])
+                edited = llm.edit(
+                    "a = 1\nprint(a)\n", "rename a to b", name="a.py", stop_tokens=[0]
+                )
                 self.events.put(("edited", edited.text))
         except gguf_spec.NotDownloadedError as error:
             self.events.put(("download", f"{error} {error.hint}"))
@@ -64,8 +75,8 @@ class Engine(threading.Thread):
             self.answer.cancel()
 
 
-def main(model: str, *questions: str) -> None:
-    engine = Engine(model)
+def main(model: str, settings: str, *questions: str) -> None:
+    engine = Engine(model, Path(settings))
     for question in (*questions, None):
         engine.questions.put(question)
     engine.start()

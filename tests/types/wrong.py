@@ -4,7 +4,7 @@ import gguf_spec
 from gguf_spec import LLM, AsyncLLM, Chat, Sampling, models, server
 
 
-def names():
+def names() -> None:
     gguf_spec.Lod  # AttributeError
     gguf_spec.GgufError  # AttributeError
     gguf_spec.errors.ModelMissingError  # AttributeError
@@ -12,7 +12,7 @@ def names():
     server.Setting  # AttributeError
 
 
-def options():
+def options() -> None:
     gguf_spec.load("tales", ctx=512)  # OptionTypeError
     gguf_spec.load("tales", n_ctx="512")  # OptionTypeError
     gguf_spec.load("tales", sampling=Sampling())  # OptionTypeError
@@ -23,7 +23,7 @@ def options():
     server.Settings(prot=8080)  # OptionTypeError
 
 
-def requests(llm: LLM, chat: Chat):
+def requests(llm: LLM, chat: Chat) -> None:
     llm.generate("a", temp=0.5)  # OptionTypeError
     llm.generate("a", max_tokens="5")  # OptionTypeError
     llm.generate("a", speculation=4)  # OptionTypeError
@@ -48,7 +48,7 @@ def requests(llm: LLM, chat: Chat):
     server.serve_in_thread(llm, prot=8080)  # OptionTypeError
 
 
-async def awaited(llm: AsyncLLM):
+async def awaited(llm: AsyncLLM) -> None:
     await AsyncLLM.load("tales", ctx=512)  # OptionTypeError
     await llm.generate("a", temp=0.5)  # OptionTypeError
     await llm.ask("a", temp=0.5)  # OptionTypeError
@@ -58,3 +58,5 @@ async def awaited(llm: AsyncLLM):
     await llm.embed("a", normalise=True)  # OptionTypeError
     await llm.rerank("a", ["b"], top=1)  # OptionTypeError
     await llm.choose("a", ["b"], thinks=True)  # OptionTypeError
+    llm.stream("a", temp=0.5)  # OptionTypeError
+    llm.chat().stream("a", temp=0.5)  # OptionTypeError
