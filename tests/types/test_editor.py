@@ -128,12 +128,9 @@ def keywords(function, *others):
 
 def written(kind, *bases):
     """Return the fields of a TypedDict as it writes them, without those of some bases."""
-    texts = {}
-    for one in (kind, *kind.__orig_bases__):
-        texts |= getattr(one, "__annotations__", {})
     return {
         name: getattr(text, "__forward_arg__", text)
-        for name, text in texts.items()
+        for name, text in kind.__annotations__.items()
         if not any(name in base.__annotations__ for base in bases)
     }
 

@@ -14,7 +14,7 @@ def names() -> None:
 
 def options() -> None:
     gguf_spec.load("tales", ctx=512)  # OptionTypeError
-    gguf_spec.load("tales", n_ctx="512")  # OptionTypeError
+    gguf_spec.load("tales", n_ctx="512")  # InvalidOptionError
     gguf_spec.load("tales", sampling=Sampling())  # OptionTypeError
     Sampling(temp=0.5)  # OptionTypeError
     Sampling(top_k="40")  # OptionTypeError
