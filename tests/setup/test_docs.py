@@ -48,6 +48,7 @@ OTHER_OPTIONS = {
     "--slow",
     "--spec-type",
     "--tier",
+    "--verifytypes",  # of pyright
 }
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
