@@ -9,13 +9,31 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
-    from typing import Any
-
     from . import errors
+    from .arguments import LoadOptions, RequestOptions
     from .edit import Edit, Hunk
+    from .errors import (
+        BusyError,
+        ClosedError,
+        GgufSpecError,
+        ImageError,
+        InvalidOptionError,
+        LoadCancelledError,
+        ModelError,
+        ModelNotFoundError,
+        NoEditError,
+        NotDownloadedError,
+        NotEnoughMemoryError,
+        NotInstalledError,
+        OptionTypeError,
+        PromptTooLongError,
+        SessionError,
+        StoreError,
+    )
     from .models import pull
     from .options import Sampling, Speculation
     from .results import (
+        Answer,
         Chunk,
         Completion,
         Part,
@@ -37,23 +55,42 @@ if TYPE_CHECKING:
 __version__ = "0.4.0"
 __all__ = [
     "LLM",
+    "Answer",
     "AsyncChat",
     "AsyncLLM",
     "AsyncStream",
+    "BusyError",
     "Chat",
     "Chunk",
+    "ClosedError",
     "Completion",
     "Edit",
+    "GgufSpecError",
     "Hunk",
+    "ImageError",
+    "InvalidOptionError",
+    "LoadCancelledError",
+    "LoadOptions",
+    "ModelError",
+    "ModelNotFoundError",
+    "NoEditError",
+    "NotDownloadedError",
+    "NotEnoughMemoryError",
+    "NotInstalledError",
+    "OptionTypeError",
     "Part",
     "PassCounts",
     "PrefixMemory",
     "Progress",
+    "PromptTooLongError",
+    "RequestOptions",
     "Sampling",
     "ScoredOption",
+    "SessionError",
     "SlotState",
     "Speculation",
     "Stats",
+    "StoreError",
     "Stream",
     "TokenLogprob",
     "Turn",
@@ -80,6 +117,7 @@ _HOME = (
     }
     | dict.fromkeys(
         [
+            "Answer",
             "Chunk",
             "Completion",
             "Part",
@@ -93,7 +131,9 @@ _HOME = (
         ],
         "results",
     )
+    | {name: "errors" for name in __all__ if name.endswith("Error")}  # those that programs catch
     | {"Sampling": "options", "Speculation": "options"}
+    | {"LoadOptions": "runtime.arguments", "RequestOptions": "runtime.arguments"}
 )
 
 if type(__spec__.loader).__name__ == "zipimporter":
@@ -103,12 +143,14 @@ if type(__spec__.loader).__name__ == "zipimporter":
     )
 
 
-def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module(".errors", __name__)
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'gguf_spec' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name == "errors":
+            return import_module(".errors", __name__)
+        if name in _HOME:
+            return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        raise AttributeError(f"module 'gguf_spec' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

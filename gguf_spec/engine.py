@@ -12,17 +12,19 @@ of this user that holds it. `runtime.client.Client` is the Python API over both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .options import Message, PromptOptions, Sampling, Speculation
-from .results import Chunk, Completion, OnProgress, Stats, TokenLogprob
+from .results import Answer, OnProgress, TokenLogprob
 from .vocabulary import Tokens
 
 if TYPE_CHECKING:
     from .images import GivenImage
+
+__all__ = ["Answer", "Engine", "Facts", "Infill", "Measured", "Prompt", "Request"]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text or token ids, used unchanged, or messages for the chat template."""
@@ -123,47 +125,6 @@ class Request:
     reasoning: bool | None = None
     on_token: Callable[[int], object] | None = None
     on_prompt: OnProgress | None = None
-
-
-class Answer(Protocol):
-    """A running generation: an iterator over its chunks, and a context manager that closes it."""
-
-    @property
-    def seed(self) -> int:
-        """The seed in use."""
-
-    @property
-    def stats(self) -> Stats:
-        """Token counts and times so far; complete after the last chunk."""
-
-    @property
-    def result(self) -> Completion:
-        """The result so far; its finish reason is `cancelled` until the generation has ended."""
-
-    def __iter__(self) -> Iterator[Chunk]:
-        """Return itself."""
-
-    def __next__(self) -> Chunk:
-        """Compute the next chunk in this thread, or wait for it; errors of the engine come here."""
-
-    def run_to_end(self, on_chunk: Callable[[Chunk], object] = ...) -> Completion:
-        """Read it to its end, and return the result.
-
-        Args:
-            on_chunk: Called with each chunk, in the thread that computes it; it must not wait.
-        """
-
-    def cancel(self) -> None:
-        """End it after the current round; safe from any thread and from a signal handler."""
-
-    def close(self) -> None:
-        """Cancel it, and give its place back; repeated calls have no effect."""
-
-    def __enter__(self) -> Answer:
-        """Return itself."""
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
 
 
 AnswerT_co = TypeVar("AnswerT_co", bound=Answer, covariant=True)

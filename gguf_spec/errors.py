@@ -251,6 +251,10 @@ class InvalidOptionError(GgufSpecError, ValueError):
             is not about a range.
     """
 
+    allowed: str
+    option: str
+    value: object
+
     def __init__(
         self,
         option: str,
@@ -466,6 +470,9 @@ class NotEnoughMemoryError(GgufSpecError, MemoryError):
         available_bytes: Free memory in bytes, or None if it is unknown.
     """
 
+    available_bytes: int | None
+    needed_bytes: int | None
+
     def __init__(
         self,
         message: str,
@@ -489,6 +496,11 @@ class VocabularyMismatchError(GgufSpecError):
         draft_value: Its value in the draft.
         token: The first token id whose text differs, when `what` is `token`.
     """
+
+    draft_value: object
+    target_value: object
+    token: int | None
+    what: str
 
     def __init__(
         self,
@@ -538,6 +550,10 @@ class PromptTooLongError(GgufSpecError, ValueError):
         n_ctx_limit: Longest context that the model can have here; None if unknown.
     """
 
+    n_ctx: int
+    n_ctx_limit: int | None
+    n_prompt: int
+
     def __init__(
         self,
         n_prompt: int,
@@ -565,6 +581,10 @@ class TextTooLongError(GgufSpecError, ValueError):
         n_tokens: Number of its tokens; an estimate if only its beginning was tokenised.
         most: Largest number of tokens that the model reads at once.
     """
+
+    index: int
+    most: int
+    n_tokens: int
 
     def __init__(
         self, index: int, n_tokens: int, most: int, n_ctx_train: int, is_estimate: bool = False
@@ -694,6 +714,10 @@ class InvalidModelsFileError(GgufSpecError):
         key: The key with its parent keys, as in `models.smollm2-1.7b.draft`, or None.
     """
 
+    key: str | None
+    line: int | None
+    path: Path
+
     def __init__(
         self, path: Path, message: str, hint: str, line: int | None = None, key: str | None = None
     ) -> None:
@@ -775,6 +799,9 @@ class NoSpaceError(StoreError):
         free_bytes: Free bytes on the disk, or None if unknown.
     """
 
+    free_bytes: int | None
+    needed_bytes: int | None
+
     def __init__(
         self,
         name: str,
@@ -795,6 +822,9 @@ class CorruptFileError(StoreError):
         expected: The expected size in bytes or sha256.
         found: The actual size in bytes or sha256.
     """
+
+    expected: object
+    found: object
 
     def __init__(self, name: str, message: str, hint: str, expected: object, found: object) -> None:
         super().__init__(name, message, hint)
@@ -818,6 +848,9 @@ class BatchFileError(GgufSpecError):
         line: Line number, from 1, or None if the error concerns the whole file.
     """
 
+    line: int | None
+    path: Path
+
     def __init__(self, path: Path, message: str, hint: str, line: int | None = None) -> None:
         super().__init__(message, hint)
         self.path, self.line = path, line
@@ -830,6 +863,9 @@ class NotInstalledError(GgufSpecError, ImportError):
         package: The missing package.
         extra: The extra of this package that installs it; empty for one of `plugins/`.
     """
+
+    extra: str
+    package: str
 
     def __init__(self, name: str, package: str, extra: str = "") -> None:
         here, wheel = f"'.[{extra}]'", f"'gguf-spec[{extra}]'"
@@ -861,6 +897,9 @@ class PluginError(GgufSpecError, ImportError):
         distribution: The distribution that has it.
     """
 
+    distribution: str
+    name: str
+
     def __init__(self, name: str, distribution: str, reason: str) -> None:
         fact = f"the drafter {name} of the distribution {distribution} {reason}."
         hint = Text("install another version of {} or set another {drafter}.", distribution)
@@ -875,6 +914,9 @@ class BindingError(GgufSpecError, ImportError):
         version: Its version.
         reason: What does not fit, without a full stop.
     """
+
+    reason: str
+    version: str
 
     def __init__(self, version: str, reason: str, tested: str) -> None:
         super().__init__(
@@ -894,7 +936,7 @@ class WorkerError(GgufSpecError):
 
     def __init__(self, workers: Iterable[str], message: str) -> None:
         super().__init__(message, "start it there with: gguf-spec worker.")
-        self.workers = tuple(workers)
+        self.workers: tuple[str, ...] = tuple(workers)
 
 
 class FrozenAppError(GgufSpecError):
@@ -919,6 +961,9 @@ class QuantizeError(GgufSpecError):
         source: The input model.
         target: The output path. It is absent, or unchanged if it existed before.
     """
+
+    source: Path
+    target: Path
 
     def __init__(self, source: Path, target: Path, message: str, hint: str) -> None:
         super().__init__(message, hint)

@@ -222,7 +222,9 @@ _LATE = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f".runtime.{_LATE[name]}", __package__), name)
-    raise AttributeError(f"module 'gguf_spec.models' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATE:
+            return getattr(import_module(f".runtime.{_LATE[name]}", __package__), name)
+        raise AttributeError(f"module 'gguf_spec.models' has no attribute {name!r}")

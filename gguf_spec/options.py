@@ -14,13 +14,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
+from functools import wraps
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar
 
 from .drafters import DRAFTERS, installed
 from .errors import InvalidOptionError, Option, OptionTypeError, Text
 
 __all__ = ["AUTO_PARALLEL_MAX", "LOADING", "POOLING", "SAMPLING", "Rule", "Sampling", "Speculation"]
 
+F = TypeVar("F", bound=Callable[..., Any])
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
 # drafters that are prediction heads
@@ -684,6 +686,27 @@ def no_such_option(name: str, value: object, known: Iterable[str]) -> OptionType
     return OptionTypeError(name, value, hint=hint, message=f"there is no argument {name!r}.")
 
 
+def named(function: F) -> F:
+    """Make a keyword argument that a function or a class lacks an `OptionTypeError`.
+
+    For those whose arguments are all named. Others call `no_such_option`.
+    """
+    if isinstance(function, type):
+        function.__init__ = named(function.__init__)  # type: ignore[misc]
+        return function
+    code = function.__code__
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if not options.keys() <= known:
+            name = next(name for name in options if name not in known)
+            raise no_such_option(name, options[name], sorted(known - {"self"}))
+        return function(*arguments, **options)
+
+    return call  # type: ignore[return-value]
+
+
 def with_options(
     sampling: Sampling,
     speculation: Speculation,
@@ -741,6 +764,7 @@ def _check_rules(options: Any, rules: Mapping[str, Rule]) -> None:
             object.__setattr__(options, name, checked(name, value))
 
 
+@named
 @dataclass(frozen=True)
 class Sampling:
     """Options for sampling a token from the target's logits and for ending the generation.
@@ -859,6 +883,7 @@ class WholeGrammarSampling(Sampling):
     """Sampling with a grammar for the whole answer, with the reasoning before the text."""
 
 
+@named
 @dataclass(frozen=True)
 class Speculation:
     """Options for the draft length and the acceptance of draft tokens.

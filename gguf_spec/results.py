@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 FinishReason = Literal["stop", "length", "cancelled"]
 _RATES = ("acceptance", "tokens_per_round", "tokens_per_s", "predicted_speedup", "speedup")
@@ -339,3 +339,44 @@ class Completion:
         }
         del fields["accepted_text"]
         return fields
+
+
+class Answer(Protocol):
+    """A running generation: an iterator over its chunks, and a context manager that closes it."""
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+
+    @property
+    def stats(self) -> Stats:
+        """Token counts and times so far; complete after the last chunk."""
+
+    @property
+    def result(self) -> Completion:
+        """The result so far; its finish reason is `cancelled` until the generation has ended."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Return itself."""
+
+    def __next__(self) -> Chunk:
+        """Compute the next chunk in this thread, or wait for it; errors of the engine come here."""
+
+    def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
+        """Read it to its end, and return the result.
+
+        Args:
+            on_chunk: Called with each chunk, in the thread that computes it; it must not wait.
+        """
+
+    def cancel(self) -> None:
+        """End it after the current round; safe from any thread and from a signal handler."""
+
+    def close(self) -> None:
+        """Cancel it, and give its place back; repeated calls have no effect."""
+
+    def __enter__(self) -> Answer:
+        """Return itself."""
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""

@@ -248,6 +248,10 @@ class Output:
         last: Number of the last line that has a result; 0 without one.
     """
 
+    last: int
+    n_done: int
+    n_failed: int
+
     def __init__(self, target: Path | BinaryIO, clock: Callable[[], float] = time.monotonic):
         """Open the file, which is created if it does not exist, or a binary stream."""
         self.n_done = self.n_failed = self.last = 0

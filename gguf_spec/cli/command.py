@@ -8,7 +8,7 @@ import shlex
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import click
 
@@ -43,6 +43,13 @@ def as_called(text: str) -> str:
         return text
     names += r"|COMMAND|\[OPTIONS"
     return re.sub(rf"\bgguf-spec(?= --| (?:{names})\b)", lambda _: shlex.quote(program), text)
+
+
+class Decorator(Protocol):
+    """Adds options to a command."""
+
+    def __call__(self, command: F, /) -> F:
+        """Return the command with the options."""
 
 
 def option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
@@ -182,6 +189,9 @@ class Command(_OptionHints):
         reads_config: Whether the config file has defaults for the command.
     """
 
+    own_defaults: tuple[str, ...]
+    usual: list[str]
+
     def __init__(
         self,
         name: str | None = None,
@@ -255,7 +265,7 @@ class CommandGroup(_OptionHints, click.Group):
         context: Context of the command; None before its arguments are read.
     """
 
-    command_class = Command
+    command_class: type[click.Command] | None = Command
     root: ClassVar[CommandGroup]
     running: click.Command | None = None
     context: click.Context | None = None

@@ -44,10 +44,11 @@ from .output import (
 
 if TYPE_CHECKING:
     from .. import Completion
+    from .command import Decorator
     from .options import AnyLLM
 
 
-image_option = file_option(
+image_option: Decorator = file_option(
     "--image", "Image before the prompt; needs --mmproj. Repeatable.", multiple=True
 )
 

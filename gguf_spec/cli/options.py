@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .. import LLM
     from ..results import Progress
     from ..server import ServedLLM
+    from .command import Decorator
 
     # A model in this process, or in a running server: commands do the same with both.
     AnyLLM: TypeAlias = LLM | ServedLLM
@@ -52,6 +53,9 @@ class Parsed(click.ParamType[T]):
         parse: Parses a text; raises a ValueError with a message for the user.
     """
 
+    name: str
+    parse: Callable[[str], T]
+
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name, self.parse = name, parse
 
@@ -66,7 +70,7 @@ class ModelName(click.ParamType[str]):
     """Parameter type for a model; the environment variable has one per line."""
 
     name = "TEXT"
-    envvar_list_splitter = "\n"
+    envvar_list_splitter: ClassVar[str | None] = "\n"
 
 
 def token_bias(text: str) -> tuple[int, float]:
@@ -163,19 +167,19 @@ def table_options(names: Iterable[str], **more: Any) -> Callable[[F], F]:
 
 # Field of `Sampling` -> parameter, without `overflow`: the values of `generate` and `chat` differ.
 SAMPLING_PARAMETERS = {name: PARAMETERS[name] for name in SAMPLING if name != "overflow"}
-sampling_options = table_options(SAMPLING_PARAMETERS)
-speculation_options = table_options(SPECULATION)
+sampling_options: Decorator = table_options(SAMPLING_PARAMETERS)
+speculation_options: Decorator = table_options(SPECULATION)
 
 
-models_file_option = file_option(
+models_file_option: Decorator = file_option(
     "--models-file", "File with more model names, in the format of models.yaml."
 )
-yes_option = flag("-y --yes", "Download a missing model without a question.")
-offline_option = flag("--offline", "Do not offer to download a model.")
-server_option = flag(
+yes_option: Decorator = flag("-y --yes", "Download a missing model without a question.")
+offline_option: Decorator = flag("--offline", "Do not offer to download a model.")
+server_option: Decorator = flag(
     "--no-server", "Load the model, even where a server of yours (gguf-spec serve) holds it."
 )
-verbose_option = option(
+verbose_option: Decorator = option(
     "-v --verbose",
     "Show llama.cpp's log, and all tables of a report; -vv also shows tracebacks of errors.",
     count=True,
@@ -183,7 +187,7 @@ verbose_option = option(
 
 
 # Options of commands that write a GGUF file.
-output_options = together(
+output_options: Decorator = together(
     flag("--force", "Replace OUT.gguf if it exists."), flag("-q --quiet", "Write only errors.")
 )
 
@@ -348,7 +352,7 @@ def load_arguments(
     return given | {"draft": draft, "verbose": verbose}
 
 
-think_option = option(
+think_option: Decorator = option(
     "--think/--no-think",
     "Let the model reason before its answer, or not.  [default: by model]",
     default=None,
@@ -356,7 +360,7 @@ think_option = option(
 
 
 # Options of reasoning, except `--think-budget`.
-think_options = together(
+think_options: Decorator = together(
     think_option,
     flag(
         "--hide-thinking",

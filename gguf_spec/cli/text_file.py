@@ -42,6 +42,9 @@ class TextFile:
         text: The text, without a byte order mark and with line feeds only.
     """
 
+    path: Path
+    is_undoable: bool
+
     def __init__(self, path: Path) -> None:
         """Read a file.
 
@@ -54,7 +57,7 @@ class TextFile:
         try:
             self.path = path.resolve(strict=True)
             with self.path.open("rb") as file:  # a device has no size, nor an end
-                self.data = file.read(MOST_BYTES + 1)
+                self.data: bytes = file.read(MOST_BYTES + 1)
             if len(self.data) > MOST_BYTES:
                 n = max(self.path.stat().st_size, len(self.data))
                 fact = f"{path} has {n:,} bytes, which no context holds."
@@ -65,7 +68,7 @@ class TextFile:
         text = self._decoded(path)
         self._bom = _BOM if text.startswith(_BOM) else ""
         text = text[len(self._bom) :]
-        self.text = text.replace("\r\n", "\n")
+        self.text: str = text.replace("\r\n", "\n")
         if not self.text.strip():
             raise GgufSpecError(f"{path} is empty.", "name a file with text.")
         if "\n" not in self.text and self.text.count("\r") > 1:
@@ -169,7 +172,7 @@ class Undo:
     """Texts of files before they were changed, in the folder of this user's state."""
 
     def __init__(self) -> None:
-        self.folder = state_folder() / "edits"
+        self.folder: Path = state_folder() / "edits"
 
     def _entries(self) -> list[dict[str, Any]]:
         """Return the entries, oldest first; one that is not whole is left out."""

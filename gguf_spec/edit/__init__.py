@@ -136,13 +136,13 @@ class EditPlan:
         if not isinstance(instruction, str) or not instruction.strip():
             raise InvalidOptionError("instruction", instruction, "a text that says what to change")
         self._text, self._instruction, self._name = text, instruction.strip(), name
-        self.lines = split_lines(text)
+        self.lines: list[str] = split_lines(text)
         self._parts = parts_of(self.lines, name)
         self.reading: Reading = read(self._instruction, self.lines, self._parts, name)
         if scope:
             self.reading = replace(self.reading, scope=tuple(self._part_of(one) for one in scope))
         self.by_code: CodeEdit | None = edit_by_code(self.reading)
-        self.part = self._written_part()
+        self.part: Part | None = self._written_part()
         self._beside = self._new_lines_beside()
 
     def _part_of(self, name: str) -> Part:
@@ -424,6 +424,9 @@ class EditPrompt:
         prefill: Beginning of the answer.
         n_text: Number of tokens of what the model writes again.
     """
+
+    n_text: int
+    prefill: str
 
     _is_users_limit = False  # whether `max_tokens` ends the new text
 

@@ -213,6 +213,15 @@ class Reader:
     process.
     """
 
+    at: int
+    data: bytes
+    file: BinaryIO
+    file_bytes: int
+    n_kept: int
+    n_strings: int
+    n_text: int
+    path: Path
+
     def __init__(self, file: BinaryIO, path: Path, file_bytes: int) -> None:
         self.file, self.path, self.file_bytes = file, path, file_bytes
         self.data, self.at = b"", 0

@@ -514,6 +514,8 @@ class ModelFile:
         path: The file from the root, or the first file of a split model.
     """
 
+    path: Path
+
     def __init__(self, path: Path, *, may_embed: bool = False, as_draft: bool = False) -> None:
         """Name a file, which is not opened yet; the options are those of `check_model`."""
         self.path, self._may_embed, self._as_draft = absolute(path), may_embed, as_draft

@@ -61,10 +61,12 @@ class FileVocabulary:
         kept: Ids of the tokens of a trimmed vocabulary, ascending; None if it is whole.
     """
 
+    n_vocab: int
+
     def __init__(self, header: Header) -> None:
         self._header, metadata = header, header.metadata
         table = trimmed(header)
-        self.kept = table.ids if table else None
+        self.kept: tuple[int, ...] | None = table.ids if table else None
         model = table.tokenizer if table else str(metadata.get("tokenizer.ggml.model", ""))
         pre = str(metadata.get("tokenizer.ggml.pre", ""))
         kind, bos, eos, add_bos, add_eos = _KINDS.get(model, (0, -1, -1, False, False))

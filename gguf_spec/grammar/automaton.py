@@ -292,7 +292,7 @@ class Rules:
                 self.nodes[i] = (RULE, self._named[symbol[1]]), after
         if "root" not in self._named:
             raise ValueError("it has no rule root")
-        self.root = self._named["root"]
+        self.root: int = self._named["root"]
         empty = self._empty()
         leftmost = {rule: self._leftmost(rule, empty) for rule in range(len(self.rules))}
         try:
@@ -390,6 +390,9 @@ class Automaton:
         cached: Stack entries in the cache.
         rest: Called again and again during long work.
     """
+
+    cached: int
+    work: int
 
     def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
         self._gbnf, self._rules = gbnf, _parsed(gbnf)

@@ -232,6 +232,9 @@ class Texts:
         finals: The states at which a text may end.
     """
 
+    finals: set[int]
+    rows: list[_Row]
+
     def __init__(self, rows: list[_Row], finals: set[int]) -> None:
         self.rows, self.finals = rows, finals
 

@@ -28,19 +28,19 @@ try:
         load_own_libraries()
         from llama_cpp import __version__, llama_cpp
 # The library lacks a function that is declared; or it is missing, damaged or of another machine.
-except (AttributeError, OSError, RuntimeError) as error:
+except (AttributeError, OSError, RuntimeError) as _error:
     try:
         _version = version("llama-cpp-python")
     except PackageNotFoundError:  # a frozen app without its metadata
         _version = "of unknown version"
     _why = "its library cannot be loaded"
-    if isinstance(error, AttributeError):
+    if isinstance(_error, AttributeError):
         _why = "it does not fit its library"
-    raise BindingError(_version, f"{_why} ({error})", TESTED) from error
+    raise BindingError(_version, f"{_why} ({_error})", TESTED) from _error
 
 if _misfit := misfit(llama_cpp):
     raise BindingError(__version__, _misfit, TESTED)
-C = llama_cpp
+C: Any = llama_cpp
 # the folder of llama.cpp's shared libraries
 LIBRARY_FOLDER = Path(C._base_path).absolute()
 # the library with the CPU's kernels; None if it is unknown

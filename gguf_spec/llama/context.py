@@ -89,6 +89,14 @@ class Context:
             with llama.cpp's flash attention, unless it is a draft model.
     """
 
+    most_with_rows: int
+    cached_bytes: float
+    sequences: list[CachedSequence]
+    exactness: Exactness
+    counts: PassCounts
+    n_decoded: int
+    weights: Weights
+
     n_ctx: int
     reads_at_once: int
     widest = K_MAX + 1
@@ -137,7 +145,7 @@ class Context:
         keep_lines()
         try:
             self.weights.load(header, progress)
-            self.weight_bytes = header.file_bytes + sum(
+            self.weight_bytes: int = header.file_bytes + sum(
                 adapter.path.stat().st_size for adapter in options.lora
             )
             self._open(header)
@@ -150,14 +158,16 @@ class Context:
     def _know_passes(self, header: Header, options: ContextOptions) -> None:
         """Determine how passes run, and which have the same bits; on a GPU this is measured."""
         on_gpu = uses_gpu(options)
-        self.flash_attention = options.flash_attention if on_gpu else flash_on_cpu(header, options)
+        self.flash_attention: str = (
+            options.flash_attention if on_gpu else flash_on_cpu(header, options)
+        )
         self.threads: int = options.threads or physical_cores()
         may_vary = options.threads is None and not (on_gpu or options.rpc)
         takes_own, is_flash = has_own_attention(header, options), self.flash_attention == "on"
-        self.follows_machine = may_vary and (options.drafts or not is_flash or takes_own)
+        self.follows_machine: bool = may_vary and (options.drafts or not is_flash or takes_own)
         # llama.cpp puts a window back into the first cells, where its own kernels add in another
         # order. The bits of a draft do not matter.
-        self.restores_windows = options.drafts or (is_flash and takes_own and not on_gpu)
+        self.restores_windows: bool = options.drafts or (is_flash and takes_own and not on_gpu)
         self._governor = shared_governor(self.threads) if self.follows_machine else None
         self.slow_first_pass = on_gpu
         self.exactness = predicted(header, options, self.flash_attention)

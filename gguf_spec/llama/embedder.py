@@ -62,7 +62,7 @@ class Embedder(OfOneProcess):
             NoRankingError: The options demand ranking, and the file cannot rank.
         """
         self._model, self._native, self._capacity = model, None, 0
-        self.pooling = model.options.pooling or pooling_of(model.file.header)
+        self.pooling: str = model.options.pooling or pooling_of(model.file.header)
         if self.pooling == "rank" and not ranks(model.file.header):
             raise NoRankingError(model.path, "the file has no classification head")
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,12 @@ from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions
 from .own_kernels import flash_on_cpu
 from .sequence import CachedSequence
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .context import Context
+    from .weights import Weights
+
 # Tokens of a draft that are decoded one by one, each with the row of the one before it, if the head
 # did not propose them. More are decoded together, without rows.
 _MOST_GUESSED = 8
@@ -62,11 +68,24 @@ class Head(CachedSequence):
         skipped: Number of tokens of the text that are left out before the next pass.
     """
 
+    threads: int
+    can_roll_back: bool
+    context: Context
+    n_ctx: int
+    n_vocab: int
+    options: ContextOptions
+    path: Path
+    slow_first_pass: bool
+    start: int
+    weights: Weights
+
     drafter = "mtp"
     shares_cache = needs_token = False
     context_type = CONTEXT_OF_HEAD
-    exactness, why_plain = Exactness(), ""
-    reads_at_once = 0
+    exactness: Exactness = Exactness()
+    why_plain: str = ""
+    reads_at_once: int = 0
+    busy_s: float
     _native: NativeHead | None = None
 
     def __init__(
@@ -81,18 +100,20 @@ class Head(CachedSequence):
         Raises:
             GgufSpecError: llama.cpp cannot load or use the head.
         """
-        self.file = file or target.file
+        self.file: ModelFile = file or target.file
         self.path, self.options, self.can_roll_back = self.file.path, options, True
-        self.context, self.weights, self.is_end = target.context, target.weights, target.is_end
+        self.context, self.weights = target.context, target.weights
         self._target, self._rows_of_target = target, target.hidden
         self.text: TextPosition | None = None
         self.skipped = 0
-        self.n_heads = n_heads(self.file.header)
+        self.n_heads: int = n_heads(self.file.header)
         self._open(file)
         self.n_vocab, self.start, self.n_ctx = target.n_vocab, target.start, target.n_ctx
         self.reads_at_once, self.slow_first_pass = target.reads_at_once, target.slow_first_pass
-        self.weight_bytes = head_bytes(self.file.header)
-        self.cached_bytes = cache_bytes_of_head(self.file.header, options, self.n_ctx) / self.n_ctx
+        self.weight_bytes: int = head_bytes(self.file.header)
+        self.cached_bytes: float = (
+            cache_bytes_of_head(self.file.header, options, self.n_ctx) / self.n_ctx
+        )
         self._cached = []
         # number of first cached tokens that were decoded with rows of the target
         self._n_true = 0
@@ -123,7 +144,7 @@ class Head(CachedSequence):
         params.n_threads = params.n_threads_batch = self.threads = target.context.threads
         # that of the target, unless the options of drafts need another
         is_free = options.flash_attention == "auto" and not options.needs_flash_attention
-        self.flash_attention = (
+        self.flash_attention: str = (
             target.flash_attention
             if is_free or self.shares_cache
             else flash_on_cpu(self.file.header, options)
@@ -361,6 +382,8 @@ class EagleHead(Head):
     drafter = "eagle3"
     context_type = 0  # llama.cpp's LLAMA_CONTEXT_TYPE_DEFAULT
     needs_token = True  # it reads pairs of a row of the target and the next token
+
+    busy_s: float
 
     def _width(self) -> int:
         return self.file.header.whole("embedding_length")

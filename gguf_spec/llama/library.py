@@ -51,12 +51,14 @@ class CpuLibrary:
         variant: Generation of processors that it is made for; empty for a build for one machine.
     """
 
+    path: Path
+
     def __init__(self, path: Path, start: int) -> None:
         """Take over a library that is loaded at the address `start`."""
         self.path, self._start = path, start
-        self.functions = ctypes.CDLL(str(path))
+        self.functions: ctypes.CDLL = ctypes.CDLL(str(path))
         found = _NAME.match(path.name)
-        self.variant = found[1] if found else ""
+        self.variant: str = found[1] if found else ""
 
     @cache  # noqa: B019 -- one object in a process
     def _pointers(self) -> dict[str, int]:

@@ -37,7 +37,7 @@ _FILE = "failed to load model from"
 _SHOWN = "{}[; {verbose=True} shows llama.cpp's log]."
 
 # whether the whole log goes to stderr
-verbose = threading.Event()
+verbose: threading.Event = threading.Event()
 _lines: collections.deque[str] = collections.deque(maxlen=20)
 # level -> its last line after loading
 _last: dict[int, bytes] = {}
@@ -103,7 +103,7 @@ _lines_callback = C.llama_log_callback(_keep_line)
 _dict_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)(_last.__setitem__)
 _last_callback = ctypes.cast(_dict_callback, C.llama_log_callback)
 
-log = Log()
+log: Log = Log()
 
 
 def _reason(log: Iterable[str]) -> str:

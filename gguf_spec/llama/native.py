@@ -100,6 +100,8 @@ class Native(OfOneProcess):
         has_copies: Whether copies of sequences wait for the next pass.
     """
 
+    has_copies: bool
+
     def __init__(self, weights: Native | None = None) -> None:
         """Create an object without pointers.
 

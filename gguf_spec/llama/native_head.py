@@ -204,6 +204,10 @@ class HiddenRows:
         end: The position after the last one whose row is known.
     """
 
+    end: int
+    first: int
+    width: int
+
     def __init__(self, n_ctx: int, width: int) -> None:
         self.width, self.first, self.end = width, 0, 0
         # the system allocates pages when they are written

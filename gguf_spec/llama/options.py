@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
 from ..options import DEFAULT_CTX, LAYERS_MAX, PATTERN_MAX, checked, require
 from ..system.files import absolute, content_id
 from ..system.limits import processor_limit
+
+if TYPE_CHECKING:
+    from ..arguments import AdapterFile
 
 # value of `device` for no GPU, and the name of the CPU for `override_tensor`
 NONE, CPU = "none", "CPU"
@@ -187,8 +190,6 @@ class Adapter:
 
 
 _USUAL_PLACEMENT = Placement()
-AdapterFile: TypeAlias = "str | Path | tuple[str | Path, float]"
-"""A file, or a file and its scale."""
 # largest absolute value of a scale
 _MAX_SCALE = 1_000_000
 

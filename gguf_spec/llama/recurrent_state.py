@@ -63,6 +63,11 @@ class RecurrentState:
         limit: Largest memory of `kept`, in bytes, without that of the last lasting one.
     """
 
+    kept: list[Checkpoint]
+    counts: RollbackCounts
+    limit: int
+    n_snapshots: int
+
     def __init__(self, native: Native, n_snapshots: int, index: int = 0) -> None:
         self._native, self.n_snapshots, self._index = native, n_snapshots, index
         self.counts, self.limit = RollbackCounts(), 0

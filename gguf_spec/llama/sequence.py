@@ -32,7 +32,12 @@ from .native_head import HiddenRows
 from .recurrent_state import RecurrentState, bytes_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..gguf.validation import ModelFile
     from .context import Context
+    from .options import ContextOptions
+    from .weights import Weights
 
 
 class CachedSequence:
@@ -55,9 +60,22 @@ class CachedSequence:
             measurement.
     """
 
+    cached_bytes: float
+    can_roll_back: bool
+    file: ModelFile
+    n_ctx: int
+    n_vocab: int
+    options: ContextOptions
+    path: Path
+    start: int
+    weight_bytes: int
+    weights: Weights
     run: Callable[[PassPart], Logits]
-    index = most_read = n_read = least_cut = 0
-    busy_s = 0.0
+    index: int = 0
+    most_read: int = 0
+    n_read: int = 0
+    least_cut: int = 0
+    busy_s: float = 0.0
     recurrent: RecurrentState | None = None
     hidden: HiddenRows | None = None
     depth_costs: Mapping[int, float] = MappingProxyType({})
@@ -66,15 +84,19 @@ class CachedSequence:
 
     def __init__(self, context: Context, index: int = 0) -> None:
         """Begin an empty sequence of an open context."""
-        self.context, self.weights, self.index = context, context.weights, index
+        self.context: Context = context
+        self.weights, self.index = context.weights, index
         self.run, self._cached = context.decode_one, []
         self.file, self.path = self.weights.file, self.weights.path
         self.options, self.can_roll_back = self.weights.options, self.weights.can_roll_back
         self.n_vocab, self.start = self.weights.n_vocab, self.weights.start
-        self.is_end, self.n_ctx = self.weights.is_end, context.n_ctx
+        self.n_ctx = context.n_ctx
         self.weight_bytes, self.cached_bytes = context.weight_bytes, context.cached_bytes
-        self.flash_attention = context.flash_attention
-        self.slow_first_pass = context.slow_first_pass
+        self.flash_attention: str = context.flash_attention
+        self.slow_first_pass: bool = context.slow_first_pass
+
+    def is_end(self, token: int) -> bool:
+        return self.weights.is_end(token)
 
     @property
     def n_ctx_limit(self) -> int | None:

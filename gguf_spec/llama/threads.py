@@ -9,7 +9,7 @@ the faster count.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
@@ -69,6 +69,9 @@ class ThreadGovernor:
     Call `choose` before a pass and `observe` after it. A budget in seconds limits the trials: it
     receives a small fraction of the time of all passes, and the losses of trials are subtracted.
     """
+
+    most: int
+    threads: int
 
     def __init__(self, most: int) -> None:
         """Start with `most` threads, the upper limit."""
@@ -214,4 +217,4 @@ class _Trial:
 
 # The governor of this process by its number of threads. All models share it, because they use the
 # same cores.
-shared_governor = cache(ThreadGovernor)
+shared_governor: Callable[[int], ThreadGovernor] = cache(ThreadGovernor)

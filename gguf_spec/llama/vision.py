@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,9 @@ from .log import callback_of, log, too_large
 from .native import Native, long_call
 from .sequence import CachedSequence
 
+if TYPE_CHECKING:
+    from .recurrent_state import RecurrentState
+
 # A folder that cannot exist: libmtmd must not start ffmpeg with a file that is no image.
 _NO_FFMPEG = os.fsencode(os.devnull) + b"/none"
 _OK = 0
@@ -72,6 +75,8 @@ class ImageChunk:
         n_positions: Number of positions that they take in the text.
         values: The embeddings, shape `(n_tokens, n_embd)`; None before they are computed.
     """
+
+    pointer: int
 
     def __init__(self, binding: Any, pointer: int) -> None:
         """Take over a chunk of libmtmd."""
@@ -98,6 +103,8 @@ class ImageChunk:
 
 class Projector(OfOneProcess):
     """The projector of one model."""
+
+    path: Path
 
     def __init__(self, header: Header, native: Native, threads: int, gpu: bool) -> None:
         """Load a projector file.
@@ -343,7 +350,7 @@ class PromptTokens(list[int]):
 
     def __init__(self, ids: Iterable[int], chunks: Sequence[ImageChunk]) -> None:
         super().__init__(ids)
-        self.chunks = tuple(chunks)
+        self.chunks: tuple[ImageChunk, ...] = tuple(chunks)
 
 
 class ImageTokens:
@@ -352,6 +359,8 @@ class ImageTokens:
     Attributes:
         spans: The embeddings of all images so far, by their first id.
     """
+
+    projector: Projector
 
     def __init__(self, projector: Projector, n_batch: int) -> None:
         """Begin without images.
@@ -470,6 +479,10 @@ class VisionSequence(CachedSequence):
         sees: Whether it sees the images.
     """
 
+    recurrent: RecurrentState | None
+    weight_bytes: int
+    busy_s: float
+
     def __init__(self, context: Context, images: Header | ImageTokens) -> None:
         """Take the place of a context's sequence, and load the projector of one that sees.
 
@@ -485,7 +498,7 @@ class VisionSequence(CachedSequence):
         super().__init__(context)
         self.recurrent, context.sequences[0] = context.sequences[0].recurrent, self
         self._image_tokens = images if isinstance(images, ImageTokens) else None
-        self.sees = self._image_tokens is None
+        self.sees: bool = self._image_tokens is None
         # number of cached ids before an image -> its ids
         self._placed: dict[int, Span] = {}
         if isinstance(images, ImageTokens):
@@ -575,7 +588,7 @@ class VisionSequence(CachedSequence):
                 on_grid = self.n_past == self.n_read
                 self._take(span)
                 if on_grid:
-                    self.n_read = self.n_past
+                    self.n_read: int = self.n_past
                 at += span.n_tokens
             elif tokens[at] >= IMAGE_IDS:  # the rest of an image that was read to its end
                 at += 1

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from itertools import groupby, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     ClosedError,
@@ -27,6 +27,9 @@ from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
 from .native import Native, end_with_program, long_call
 from .options import ContextOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Bytes from which a text is tokenised in parts, and of a part.
 _LONG, _PART = 1 << 16, 1 << 12
@@ -53,6 +56,10 @@ class Weights(OfOneProcess):
         can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
             models.
     """
+
+    file: ModelFile
+    options: ContextOptions
+    path: Path
 
     n_ctx = 0
     n_ctx_limit: int | None = None
@@ -155,7 +162,7 @@ class Weights(OfOneProcess):
         self.n_embd: int = of_model(C.llama_model_n_embd)
         # a damaged number is negative
         self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))
-        self.can_roll_back = not (
+        self.can_roll_back: bool = not (
             of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid)
         )
         self.special_tokens: dict[str, Any] = {
@@ -166,7 +173,7 @@ class Weights(OfOneProcess):
             "eos": of_vocab(C.llama_vocab_eos),
             "size": self.n_vocab,
         }
-        self.start = max(0, self.special_tokens["bos"])
+        self.start: int = max(0, self.special_tokens["bos"])
         self.end_of_turn: int = of_vocab(C.llama_vocab_eot)
         marks = C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid
         infill = tuple(of_vocab(mark) for mark in marks)

@@ -66,6 +66,9 @@ class ApiError(Exception):
         too_long: The error of a prompt that is too long, which each API names in its own words.
     """
 
+    headers: dict[str, str]
+    status: int
+
     def __init__(
         self,
         message: str,

@@ -365,6 +365,8 @@ _BLOCKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 class MessageReply(PartsReply):
     """Converts the events of one job to a message and its events."""
 
+    response: dict[str, Any]
+
     _error = staticmethod(anthropic_error)
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:

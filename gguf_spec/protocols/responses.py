@@ -637,10 +637,12 @@ _FORMS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 class ResponseReply(PartsReply):
     """Converts the events of one job to a response object and its events."""
 
+    response: dict[str, Any]
+
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         super().__init__(request, started)
         self._show = request.shown(ResponseShow)
-        self.n_bytes = _ITEM_BYTES * len(self._show.items)
+        self.n_bytes: int = _ITEM_BYTES * len(self._show.items)
         self._numbers = itertools.count()  # of the events
         self._asked, self._stats = request, Stats()  # up to the current chunk
         self._open: str | None = None  # kind of the open item

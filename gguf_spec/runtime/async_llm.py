@@ -10,19 +10,33 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..engine import Prompt
 from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
-from ..options import Sampling, Speculation, check_types, with_options
+from ..options import Sampling, Speculation, check_types, named, with_options
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from ..system.process import OfOneProcess, before_end_of_threads
 from .stream import Stream
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Unpack
+
+    from ..arguments import (
+        EditOptions,
+        EncodingOptions,
+        GenerateOptions,
+        LoadOptions,
+        NoOptions,
+        SendOptions,
+    )
     from ..edit import Edit
+    from ..options import Message
     from ..text.encoding import Texts
     from .chat import Chat, Turn
+    from .default_model import DefaultModel
     from .embedding import Embeddings
     from .llm import LLM
 
@@ -66,14 +80,22 @@ class AsyncLLM(OfOneProcess):
         return f"<{type(self).__name__} of {self.llm!r}>"
 
     @classmethod
-    async def load(cls, *arguments: Any, **options: Any) -> AsyncLLM:
+    async def load(
+        cls,
+        model: str | Path | DefaultModel | None = None,
+        draft: str | Path | None = "auto",
+        **options: Unpack[LoadOptions],
+    ) -> AsyncLLM:
         """Call `gguf_spec.load` in a thread, with the same arguments."""
         from .load import load
 
-        return cls(await asyncio.to_thread(load, *arguments, **options))
+        return cls(await asyncio.to_thread(load, model, draft, **options))
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Complete a prompt, as `LLM.generate`; callbacks are called in another thread.
 
@@ -91,7 +113,7 @@ class AsyncLLM(OfOneProcess):
         *,
         system: str | None = None,
         think: bool | None = None,
-        **options: Any,
+        **options: Unpack[SendOptions],
     ) -> Completion:
         """Answer one question, as `LLM.ask`; it raises what `generate` raises."""
         sampling = sampling or self.llm.sampling_to_the_end
@@ -108,7 +130,7 @@ class AsyncLLM(OfOneProcess):
         sampling: Sampling | None = None,
         speculation: Speculation | None = None,
         max_tokens: int | None = None,
-        **options: Any,
+        **options: Unpack[EditOptions],
     ) -> Edit:
         """Return the edit of a text, as `LLM.edit` does; it raises the same errors, and others.
 
@@ -128,7 +150,10 @@ class AsyncLLM(OfOneProcess):
         return plan.end(asked, completion)
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """Start a generation, as `generate`, and return an asynchronous iterator over its chunks.
 
@@ -138,12 +163,27 @@ class AsyncLLM(OfOneProcess):
         """
         return AsyncStream(self, partial(self.llm.stream, prompt, sampling, **options))
 
-    def chat(self, system: str | None = None, **options: Any) -> AsyncChat:
+    @named
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        sampling: Sampling | None = None,
+        overflow: Literal["error", "shift"] = "error",
+        think: bool | None = None,
+    ) -> AsyncChat:
         """Start a conversation, as `LLM.chat`."""
-        return AsyncChat(self, self.llm.chat(system, **options))
+        chat = self.llm.chat(system, sampling=sampling, overflow=overflow, think=think)
+        return AsyncChat(self, chat)
 
     async def embed(
-        self, texts: Texts, *, on_pass: OnProgress | None = None, **options: Any
+        self,
+        texts: Texts,
+        *,
+        normalize: bool = True,
+        special: bool = True,
+        on_pass: OnProgress | None = None,
+        **others: Unpack[NoOptions],
     ) -> Embeddings:
         """Return the embeddings of texts, as `LLM.embed`; requests wait for it, and it for them.
 
@@ -154,10 +194,16 @@ class AsyncLLM(OfOneProcess):
             EventLoopError: The AsyncLLM belongs to another event loop.
             BusyError: This task reads a stream, which the passes would wait for.
         """
-        return await self._compute(partial(self.llm.embed, texts, **options), on_pass)
+        embed = partial(self.llm.embed, texts, normalize=normalize, special=special, **others)
+        return await self._compute(embed, on_pass)
 
     async def rerank(
-        self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        on_pass: OnProgress | None = None,
+        **others: Unpack[NoOptions],
     ) -> list[float]:
         """Return the relevance of each document for a query, as `LLM.rerank`.
 
@@ -165,10 +211,16 @@ class AsyncLLM(OfOneProcess):
             GgufSpecError: As `LLM.rerank`.
             EventLoopError, BusyError: As for `embed`.
         """
-        return await self._compute(partial(self.llm.rerank, query, documents), on_pass)
+        return await self._compute(partial(self.llm.rerank, query, documents, **others), on_pass)
 
     async def choose(
-        self, *arguments: Any, on_pass: OnProgress | None = None, **options: Any
+        self,
+        prompt: str | Sequence[Message],
+        options: Sequence[str],
+        *,
+        prefill: str = "",
+        on_pass: OnProgress | None = None,
+        **encoding: Unpack[EncodingOptions],
     ) -> list[ScoredOption]:
         """Return how likely each option is, as `LLM.choose`.
 
@@ -176,7 +228,8 @@ class AsyncLLM(OfOneProcess):
             GgufSpecError: As `LLM.choose`.
             EventLoopError, BusyError: As for `embed`.
         """
-        return await self._compute(partial(self.llm.choose, *arguments, **options), on_pass)
+        choose = partial(self.llm.choose, prompt, options, prefill=prefill, **encoding)
+        return await self._compute(choose, on_pass)
 
     async def aclose(self) -> None:
         """End all requests and free the native memory; further calls have no effect.
@@ -302,6 +355,8 @@ class AsyncChat(OfOneProcess):
             two turns.
     """
 
+    chat: Chat
+
     def __init__(self, llm: AsyncLLM, chat: Chat) -> None:
         self._llm, self.chat = llm, chat
 
@@ -313,11 +368,15 @@ class AsyncChat(OfOneProcess):
         """All messages so far."""
         return self.chat.messages
 
-    async def send(self, text: str, sampling: Sampling | None = None, **options: Any) -> Completion:
+    async def send(
+        self, text: str, sampling: Sampling | None = None, **options: Unpack[SendOptions]
+    ) -> Completion:
         """Send a message and return the complete answer, as `Chat.send`."""
         return await self._llm._complete(partial(self.chat.stream, text, sampling, **options))
 
-    def stream(self, text: str, sampling: Sampling | None = None, **options: Any) -> AsyncStream:
+    def stream(
+        self, text: str, sampling: Sampling | None = None, **options: Unpack[SendOptions]
+    ) -> AsyncStream:
         """Send a message and return an asynchronous iterator over the answer, as `Chat.stream`."""
         return AsyncStream(self._llm, partial(self.chat.stream, text, sampling, **options))
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import NoQuestionError, PromptTooLongError, SessionError
 from ..images import MARKER, GivenImage, are_parts, with_image_parts
-from ..options import Sampling, Speculation, check_types, require, with_options
+from ..options import Sampling, Speculation, check_types, named, require, with_options
 from ..results import Chunk, Completion, OnProgress, Stats
 from ..system.process import OfOneProcess
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import RequestOptions
     from ..engine import Answer
     from .client import Client
 
@@ -39,6 +42,12 @@ class Chat(OfOneProcess):
         extra: Data of the program as JSON, which `save` and `restore` keep with the conversation.
     """
 
+    messages: list[dict[str, Any]]
+    think: bool | None
+    last: Completion | None
+    extra: dict[str, Any]
+
+    @named
     def __init__(
         self,
         llm: Client[Any],
@@ -52,10 +61,10 @@ class Chat(OfOneProcess):
         check_types(llm=llm, sampling=sampling, think=think)
         self._llm, self._sampling = llm, sampling or Sampling()
         self.overflow = overflow
-        self.messages: list[dict[str, Any]] = []
+        self.messages = []
         self.think = think
-        self.last: Completion | None = None
-        self.extra: dict[str, Any] = {}
+        self.last = None
+        self.extra = {}
         self.system = system
 
     def __repr__(self) -> str:
@@ -108,7 +117,7 @@ class Chat(OfOneProcess):
         *,
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Completion:
         """Send a message and return the complete answer.
 
@@ -139,7 +148,7 @@ class Chat(OfOneProcess):
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Turn:
         """Send a message and return an iterator over the answer.
 
@@ -208,7 +217,7 @@ class Chat(OfOneProcess):
         *,
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Turn:
         """Send the last question again, with a new seed unless the sampling options set one.
 

@@ -19,6 +19,7 @@ from ..options import (
     Speculation,
     Tools,
     check_types,
+    named,
     with_options,
     wrong_type,
 )
@@ -28,6 +29,9 @@ from ..vocabulary import Tokens
 from .chat import Chat
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import ContinueOptions, EditOptions, GenerateOptions, RequestOptions
     from ..edit import Asked, Edit
 
 _LOG = logging.getLogger(__name__)
@@ -71,7 +75,7 @@ class Client(Generic[AnswerT_co]):
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
-        **options: Any,
+        **options: Unpack[ContinueOptions],
     ) -> Completion:
         """Continue a text or token ids, or answer messages, and return the complete result.
 
@@ -154,7 +158,7 @@ class Client(Generic[AnswerT_co]):
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
-        **options: Any,
+        **options: Unpack[ContinueOptions],
     ) -> AnswerT_co:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
@@ -195,7 +199,7 @@ class Client(Generic[AnswerT_co]):
         sampling: Sampling | None = None,
         speculation: Speculation | None = None,
         max_tokens: int | None = None,
-        **options: Any,
+        **options: Unpack[EditOptions],
     ) -> Edit:
         """Change a text as an instruction says, and say which of the changes are doubtful.
 
@@ -243,7 +247,7 @@ class Client(Generic[AnswerT_co]):
         images: Sequence[GivenImage] = (),
         think: bool | None = None,
         speculation: Speculation | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Completion:
         """Answer one question, with the chat template, and return the result.
 
@@ -274,17 +278,24 @@ class Client(Generic[AnswerT_co]):
         return replace(self.sampling, max_tokens=None)
 
     def generate_tokens(
-        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Call `generate`, which takes token ids too, with the same options."""
         return self.generate(tokens, sampling, **options)
 
     def stream_tokens(
-        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AnswerT_co:
         """Call `stream`, which takes token ids too, with the same options."""
         return self.stream(tokens, sampling, **options)
 
+    @named
     def chat(
         self,
         system: str | None = None,
@@ -382,6 +393,7 @@ class Client(Generic[AnswerT_co]):
         """The vocabulary of the target; lookups are possible while a request runs."""
         return self.engine.vocabulary
 
+    @named
     def tokenize(
         self,
         prompt: str | Sequence[Message],
@@ -417,6 +429,7 @@ class Client(Generic[AnswerT_co]):
         text = cast("str | Sequence[Message]", read_prompt(prompt, takes_ids=False))
         return self.engine.encode(text, options, special=special, images=images, most=most)
 
+    @named
     def tokenize_infill(
         self,
         prefix: str,
@@ -453,6 +466,7 @@ class Client(Generic[AnswerT_co]):
         words = self.vocabulary
         return words.piece(token).decode("utf-8", errors="replace") or words.token_text(token)
 
+    @named
     def score(
         self, text: str | Sequence[int], logprobs: int = 0, *, on_pass: OnProgress | None = None
     ) -> list[TokenLogprob]:

@@ -109,6 +109,9 @@ class StatsRecorder:
             it has processed a chunk.
     """
 
+    since: float
+    n_reasoning: int
+
     def __init__(self, n_prompt: int) -> None:
         self._counts = dict.fromkeys(_COUNTS, 0) | {"n_prompt": n_prompt}
         self._drafter: DraftController | NoDrafter | None = None
@@ -231,7 +234,9 @@ class Generation:
         Raises:
             InvalidOptionError: The grammar is invalid or rejects the prefill.
         """
-        self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
+        self.seed: int = (
+            secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
+        )
         self._recorder = StatsRecorder(len(request.prompt))
         self.cancelled = False  # a plain attribute, because a signal handler may set it
         # Called with each chunk where the request runs in another thread than its reader.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from ..errors import GgufSpecError, InvalidOptionError
 from ..gguf.validation import pooling_of
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
-from ..options import ARGUMENTS, Message, Sampling, Speculation, check_types, with_options
+from ..options import ARGUMENTS, Message, Sampling, Speculation, check_types, named, with_options
 from ..results import (
     Completion,
     OnProgress,
@@ -38,6 +38,11 @@ from .many import checked_threads, generate_many
 from .prefix_cache import Kept
 from .request_queue import Ticket
 from .stream import Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import EncodingOptions, GenerateOptions
 
 KeptTexts: TypeAlias = tuple[list[object], list[Kept]]
 """What decides the states of caches, and the states."""
@@ -87,7 +92,7 @@ class LLM(Client[Stream], OfOneProcess):
         *,
         max_parallel: int | None = None,
         on_result: Callable[[int, Completion | GgufSpecError], object] | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> list[Completion | GgufSpecError]:
         """Complete several prompts, up to `max_parallel` at once.
 
@@ -166,6 +171,7 @@ class LLM(Client[Stream], OfOneProcess):
         model = self.vocabulary
         return model.options.pooling or pooling_of(model.file.header)
 
+    @named
     def embed(
         self,
         texts: str | Sequence[int] | Sequence[str | Sequence[int]],
@@ -209,6 +215,7 @@ class LLM(Client[Stream], OfOneProcess):
 
         return self._queue.in_turn(run)
 
+    @named
     def rerank(
         self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
     ) -> list[float]:
@@ -227,6 +234,7 @@ class LLM(Client[Stream], OfOneProcess):
         scores = self.embed(self.rank_tokens(query, documents, on_pass=on_pass), on_pass=on_pass)
         return [float(row[0]) for row in scores]
 
+    @named
     def rank_tokens(
         self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
     ) -> list[list[int]]:
@@ -245,8 +253,9 @@ class LLM(Client[Stream], OfOneProcess):
         prompt: str | Sequence[Message],
         options: Sequence[str],
         *,
+        prefill: str = "",
         on_pass: OnProgress | None = None,
-        **encoding: Any,
+        **encoding: Unpack[EncodingOptions],
     ) -> list[ScoredOption]:
         """Return how likely each option is as the text after a prompt, or as the answer to it.
 
@@ -257,6 +266,7 @@ class LLM(Client[Stream], OfOneProcess):
         Args:
             prompt: A text, or messages for the chat template.
             options: The texts. Their tokens are those that they add to the prompt's.
+            prefill: Beginning of the answer, before the options.
             on_pass: Called before each step. An exception of it ends the call.
             encoding: Other arguments of `tokenize`, such as `think=False` for a model that reasons.
 
@@ -271,7 +281,6 @@ class LLM(Client[Stream], OfOneProcess):
         if not options:
             hint = "give the texts to choose from."
             raise InvalidOptionError("options", options, "at least one text", hint)
-        before = encoding.pop("prefill", "")
 
         def passed(n_done: int) -> None:
             _ = self.vocabulary  # `close` of another thread waits for the turn
@@ -281,7 +290,7 @@ class LLM(Client[Stream], OfOneProcess):
         def encoded(option: str) -> list[int]:
             passed(0)
             most = self.n_ctx - 1
-            tokens = [*self.tokenize(prompt, prefill=before + option, most=most, **encoding)]
+            tokens = [*self.tokenize(prompt, prefill=prefill + option, most=most, **encoding)]
             self.engine.check(tokens, self.sampling)
             return tokens
 

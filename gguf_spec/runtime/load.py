@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ..errors import (
     GgufSpecError,
@@ -32,7 +32,7 @@ from ..llama.memory import (
     longest_ctx,
     prefix_memory_in_room,
 )
-from ..llama.options import AdapterFile, ContextOptions, context_options
+from ..llama.options import ContextOptions, context_options
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.sequence import CachedSequence
 from ..options import (
@@ -68,6 +68,11 @@ from .llm import LLM
 from .load_options import LoadOptions, Plan
 from .plan import plan
 from .profile_files import PairFiles, profile_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import AdapterFile, NoOptions
 
 OnShare: TypeAlias = "Callable[[float], object] | None"
 """Called with the loaded share of a model, 0 to 1; returning False cancels."""
@@ -114,7 +119,7 @@ def load(
     progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
-    **others: Any,
+    **others: Unpack[NoOptions],
 ) -> LLM:
     """Load a model, and a draft.
 

@@ -34,6 +34,8 @@ class Cancellation:
         is_set: Whether the streams are cancelled; later ones do not begin.
     """
 
+    is_set: bool
+
     def __init__(self, on_cancel: Callable[[], object] | None = None) -> None:
         """Create one without streams; `cancel` calls `on_cancel`, too."""
         self.is_set, self._on_cancel = False, on_cancel

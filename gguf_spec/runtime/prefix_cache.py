@@ -143,6 +143,7 @@ class PrefixStore:
         disk: Further texts, which outlive the process; None if none are kept.
     """
 
+    reading: _Rate
     disk: KeptPrompts | None = None
 
     def __init__(

@@ -68,8 +68,8 @@ class Ticket:
     """
 
     def __init__(self) -> None:
-        self.number = next(_NUMBERS)
-        self.thread = threading.get_ident()
+        self.number: int = next(_NUMBERS)
+        self.thread: int = threading.get_ident()
         self.stream: ref[Any] | None = None
         self._called = threading.Lock()
         self._called.acquire()
@@ -134,10 +134,12 @@ class QueuedRequest:
         has_ended: Its last chunk or its error is in the queue.
     """
 
+    has_ended: bool
+
     def __init__(self, request: Request, generation: Generation) -> None:
         self.generation = generation
-        self.prompt = [*request.prompt]
-        self.thread = threading.get_ident()
+        self.prompt: list[int] = [*request.prompt]
+        self.thread: int = threading.get_ident()
         self.stream: ref[Stream] | None = None
         self.task: Task[CachedSequence] | None = None
         self.has_ended = False
@@ -212,6 +214,9 @@ class RequestQueue(Turns, OfOneProcess):
         is_closed: A request raises an error when it has the turn.
         error: The error.
     """
+
+    is_closed: bool
+    pair: ModelPair[CachedSequence]
 
     error: type[ClosedError] = ClosedError
 

@@ -37,7 +37,9 @@ _HOME = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'gguf_spec.server' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        raise AttributeError(f"module 'gguf_spec.server' has no attribute {name!r}")

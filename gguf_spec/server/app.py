@@ -179,11 +179,11 @@ class App:
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
         self._pool = llm if isinstance(llm, ModelPool) else ModelPool.of(llm)
-        self.models = self._pool.models
+        self.models: tuple[ServedModel, ...] = self._pool.models
         self._settings, self._origins = settings, settings.origins
         self._totals, self._since = Metrics(), int(time.time())
-        self.status_token = secrets.token_urlsafe(24)
-        self.worker = Worker(self._pool, settings.queue, self._totals)
+        self.status_token: str = secrets.token_urlsafe(24)
+        self.worker: Worker = Worker(self._pool, settings.queue, self._totals)
         self._ends = False
         self._bodies = BodyReader(settings, lambda: self._ends)
         self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)

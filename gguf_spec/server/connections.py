@@ -82,6 +82,7 @@ class Connection(H11Protocol):
             event loop.
     """
 
+    since: float
     transport: asyncio.Transport
     address: object = None
     since = 0.0
@@ -90,7 +91,7 @@ class Connection(H11Protocol):
         """Create a connection; its client must take some data within `patience` seconds."""
         super().__init__(**given)
         self._most, self._patience, self._n_unsent = most, patience, 0
-        self.conn = _Parser(h11.SERVER)
+        self.conn: _Parser = _Parser(h11.SERVER)
 
     # The attributes of the base are without types.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -111,7 +112,7 @@ class Connection(H11Protocol):
         if oldest := min(idle, key=lambda one: one.since, default=None):
             oldest.transport.abort()
         else:
-            self.app = partial(_refuse, self.app, counts[address])
+            self.app: Any = partial(_refuse, self.app, counts[address])
 
     @property
     def is_idle(self) -> bool:

@@ -52,6 +52,16 @@ class Job:
         limit_s: Its time limit, for the error where nothing was generated within it.
     """
 
+    began_s: float
+    begins_again: bool
+    failed: bool
+    limit_s: float
+    model: ServedModel
+    n_bytes: int
+    n_ctx: int
+    noted: list[str] | None
+    tried: int
+
     def __init__(
         self,
         model: ServedModel,

@@ -21,6 +21,9 @@ from ..system.process import OfOneProcess
 from .running import load_key
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import ServedOptions
     from ..models import DefaultModel
     from ..runtime.llm import LLM
 
@@ -52,7 +55,7 @@ def served_model(
     models_file: str | Path | None = None,
     alias: str | None = None,
     ctx_max: int | None = None,
-    **options: Any,
+    **options: Unpack[ServedOptions],
 ) -> ServedModel:
     """Return a model on this disk for a `ModelPool`, without loading it.
 
@@ -83,7 +86,7 @@ def served_model(
     def load(progress: OnProgress | None, n_ctx: int | None = None) -> LLM:
         from ..runtime.load import load as load_model
 
-        own = options | ({"n_ctx": n_ctx} if n_ctx else {})
+        own: dict[str, Any] = {**options, **({"n_ctx": n_ctx} if n_ctx else {})}
         return load_model(model, models_file=models_file, progress=progress, **own)
 
     lower, id_ = frozenset(name.lower() for name in names), (*given, entry.name)[0]
@@ -132,6 +135,9 @@ class ModelPool(OfOneProcess):
     at a time may load or unload the same model: the worker of a server sees to that.
     """
 
+    keep_alive: float | None
+    models: tuple[ServedModel, ...]
+
     def __init__(
         self,
         models: Sequence[ServedModel],
@@ -157,7 +163,7 @@ class ModelPool(OfOneProcess):
         if keep_alive is not None and not keep_alive >= 0:
             raise InvalidOptionError("keep_alive", keep_alive, "seconds, 0 or more")
         self.models, self.keep_alive = tuple(models), keep_alive
-        self.speculation = speculation or Speculation()
+        self.speculation: Speculation = speculation or Speculation()
         self._clock, self._lock = clock, threading.Lock()
         self._loaded: dict[str, LoadedModel] = {}
         self._asked: dict[str, float] = {}  # id -> seconds that the last request asked for

@@ -70,7 +70,7 @@ class ModelRoutes:
         self._pool, self._worker, self._settings = pool, worker, settings
         self._bodies, self._since = bodies, since
         self._looking = asyncio.Lock()
-        self.routes = [
+        self.routes: list[Route] = [
             Route("/v1/models", self._list, methods=["GET"]),
             Route("/v1/models/{name:path}", self._one, methods=["GET"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),

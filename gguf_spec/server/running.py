@@ -410,6 +410,10 @@ class RemoteEngine:
     which is loaded for it. So are images, sessions and the scores of texts.
     """
 
+    path: Path
+    speculation: Speculation
+    url: str
+
     def __init__(
         self,
         server: RunningServer,

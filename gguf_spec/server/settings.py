@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidOptionError, Text
+from ..options import named
 
 # Seconds within which a client must take some data where answers have no time limit.
 PATIENCE_S = 600.0
@@ -16,6 +17,7 @@ PATIENCE_S = 600.0
 QUEUE = 1000
 
 
+@named
 @dataclass(frozen=True)
 class Settings:
     """Address, access control and limits of the server.

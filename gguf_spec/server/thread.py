@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -22,6 +22,9 @@ from .running import listed, running_servers
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..arguments import ServerOptions
     from ..runtime.llm import LLM
 
 
@@ -61,7 +64,7 @@ class Server(OfOneProcess):
         """
         self._socket = listener or listen(settings)
         host, port = self._socket.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
         limits = most_connections(), settings.patience_s
         config = uvicorn.Config(
@@ -177,7 +180,9 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def serve_in_thread(llm: LLM | ModelPool, port: int = 0, **settings: Any) -> Server:
+def serve_in_thread(
+    llm: LLM | ModelPool, port: int = 0, **settings: Unpack[ServerOptions]
+) -> Server:
     """Serve an LLM from a separate thread of this process.
 
     The program may continue to use the LLM; its requests and those of the server wait for each

@@ -49,6 +49,8 @@ class Worker:
     choices is given more threads while there is room and no other job waits.
     """
 
+    n_steps: int
+
     def __init__(self, pool: ModelPool, most_waiting: int, totals: Metrics) -> None:
         self.totals = totals
         self._pool, self._most = pool, most_waiting
@@ -366,7 +368,7 @@ class Report:
     ) -> None:
         assert isinstance(job.request, CompletionRequest)
         self.stream: Answer
-        self.times_s = [job.began_s]
+        self.times_s: list[float] = [job.began_s]
         self._job, self._llm, self._index, self._step = job, llm, choice.index, step
         self._lines = LineReader(job.request.lines) if job.request.lines else None
         self._each, self._n_sent = job.request.each, -1

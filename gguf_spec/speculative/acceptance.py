@@ -59,7 +59,7 @@ class Rows:
             tokens: All token ids before the draft.
             sampler: The target's chain.
         """
-        self.logits = logits[len(logits) - len(drafted) - 1 :]
+        self.logits: NDArray[np.float32] = logits[len(logits) - len(drafted) - 1 :]
         self.sampler = sampler
         self._tokens, self._drafted = tokens, drafted
 

@@ -555,6 +555,11 @@ class DraftController(DraftTeam):
         counts: Name of a drafter -> its draft tokens, and how many of them were accepted.
     """
 
+    fixed: bool
+    known: PairStatistics
+    target: LanguageModel
+    widest: int
+
     def __init__(
         self,
         target: LanguageModel,
@@ -569,7 +574,8 @@ class DraftController(DraftTeam):
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
         self.fixed, self.widest = fixed, widest
-        self.batches = batches = batches or Batches()
+        batches = batches or Batches()
+        self.batches: Batches = batches
         self._forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, MODELS)

@@ -97,6 +97,8 @@ class Pace:
     All models on the machine share it.
     """
 
+    factor: float
+
     def __init__(self) -> None:
         self.factor = 1.0
         self._n_passes = 0
@@ -137,6 +139,9 @@ class CostModel:
         n_checks: Number of checks of the table that have ended.
     """
 
+    depth: list[float]
+    n_checks: int
+
     def __init__(
         self,
         measured: Mapping[int, float],
@@ -159,7 +164,7 @@ class CostModel:
                 errors of an entry are its own.
         """
         measured = repaired(measured)
-        self.base = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
+        self.base: list[float] = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
         self.depth = [0.0, *(interpolate_depth(depth, n) for n in range(1, n_most + 1))]
         self._pace = pace
         # Seconds of a row, and seconds of a row for each cached token, in passes wider than the
@@ -451,6 +456,8 @@ class CostModel:
 class Overhead:
     """Python's time around a pass, in seconds."""
 
+    seconds: float
+
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
 
@@ -556,7 +563,8 @@ class SharedPasses:
         is_alone: There is no other request, so measured times are those of this sequence.
     """
 
-    n, is_alone = 1, True
+    n: int = 1
+    is_alone: bool = True
 
     def learn(
         self, update: Callable[Times, object], *args: Times.args, **kwargs: Times.kwargs
@@ -615,6 +623,9 @@ class BatchCosts:
         drafting_share: Recent share of the sequences that had drafts. Sequences without drafts wait
             for the further rows of the others, so these rows must pay for all.
     """
+
+    drafting_share: float
+    widest: int
 
     def __init__(self, widest: int, most: int = 0) -> None:
         """Begin without measured passes.

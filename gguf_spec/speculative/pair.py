@@ -83,6 +83,14 @@ class ModelPair(Generic[S]):
             are `greedy`, `sampled` and `drawn`.
     """
 
+    experiences: dict[str, PairStatistics]
+    calibration: DraftCorrection
+    draft: S | None
+    profile: Profile
+    reference: SuffixAutomaton | None
+    shared: SharedTexts | None
+    translation: Translation | None
+
     def __init__(
         self,
         target: S,
@@ -108,7 +116,7 @@ class ModelPair(Generic[S]):
         if draft:
             drafts = [draft] if needs_rows(draft) else _sequences(draft)
         pairs = zip(_sequences(target), drafts, strict=False)
-        self.slots = [SlotPair(*one) for one in pairs]
+        self.slots: list[SlotPair[S]] = [SlotPair(*one) for one in pairs]
         self._measure = measure
         self.use_profile(DEFAULT_PROFILE)
 

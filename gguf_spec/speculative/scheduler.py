@@ -103,6 +103,10 @@ class Task(Generic[S]):
         error: Raised in it when it is resumed; None for an answer.
     """
 
+    body: greenlet
+    number: int
+    pair: SlotPair[S]
+
     def __init__(self, number: int, pair: SlotPair[S], body: greenlet) -> None:
         self.number, self.pair, self.body = number, pair, body
         self.waits_for: PassPart | DraftRequest | None = None
@@ -179,10 +183,13 @@ class Side:
         costs: Costs of common passes.
     """
 
+    base: CostModel
+    context: ModelContext
+
     def __init__(self, context: ModelContext, base: CostModel) -> None:
         self.context, self.base = context, base
         most = len(context.sequences) if context.can_roll_back else 0
-        self.costs = BatchCosts(context.widest, most)
+        self.costs: BatchCosts = BatchCosts(context.widest, most)
 
     def n_sequences(self, tasks: Sequence[Task[S]]) -> int:
         """Return the number of sequences with which a pass of these tasks is fastest."""
@@ -347,6 +354,8 @@ class Scheduler(Generic[S]):
         tasks: The running tasks, by arrival.
         on_lost: Called with free slots before their caches are overwritten.
     """
+
+    pairs: list[SlotPair[S]]
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ import numpy as np
 from ..arrays import Ids, Logits
 from ..errors import RollbackError
 from ..options import K_MAX
-from ..passes import LanguageModel
+from ..passes import Exactness, LanguageModel
 from ..vocabulary import common
 
 # Length from which a stretch of text without spaces is closed at the next token, in bytes.
@@ -84,6 +84,8 @@ class TranslatedText:
     Attributes:
         n_stable: Number of first draft ids that did not change since it was set.
     """
+
+    n_stable: int
 
     def __init__(self, translation: Translation) -> None:
         self._translation = translation
@@ -180,6 +182,14 @@ class TranslatedModel:
     the cached tokens of the draft model.
     """
 
+    cached_bytes: float
+    depth_costs: Mapping[int, float]
+    n_ctx: int
+    n_vocab: int
+    slow_first_pass: bool
+    start: int
+    weight_bytes: int
+
     def __init__(
         self, model: LanguageModel, target: LanguageModel, translation: Translation
     ) -> None:
@@ -192,7 +202,7 @@ class TranslatedModel:
         self.n_vocab, self.n_ctx, self.start = target.n_vocab, model.n_ctx, target.start
         self.weight_bytes, self.cached_bytes = model.weight_bytes, model.cached_bytes
         # rows of a draft need no exact bits
-        self.exactness = replace(model.exactness, grid=0)
+        self.exactness: Exactness = replace(model.exactness, grid=0)
         self.depth_costs, self.slow_first_pass = model.depth_costs, model.slow_first_pass
 
     @property

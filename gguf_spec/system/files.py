@@ -45,10 +45,11 @@ def _folder(kind: str, program: str | None = _NAME) -> Path:
 
 
 # Measurements and other files that can be made again; the user's own settings; histories.
-cache_folder, config_folder = partial(_folder, "cache"), partial(_folder, "config")
-state_folder = partial(_folder, "state")
+cache_folder: Callable[..., Path] = partial(_folder, "cache")
+config_folder: Callable[..., Path] = partial(_folder, "config")
+state_folder: partial[Path] = partial(_folder, "state")
 # where other programs keep their cache folders
-caches_of_others = partial(_folder, "cache", None)
+caches_of_others: partial[Path] = partial(_folder, "cache", None)
 
 
 # ---- locks

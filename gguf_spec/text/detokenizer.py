@@ -26,7 +26,9 @@ class TextStream:
         self, stop: Sequence[str] = (), errors: Literal["replace", "ignore"] = "replace"
     ) -> None:
         """`replace` puts a replacement character for bytes that are not UTF-8, `ignore` none."""
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
+        self.decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")(
+            errors=errors
+        )
         self._stop = tuple(stop)
         self._held = ""
         self.stop_string: str | None = None
@@ -67,6 +69,8 @@ class PartStream:
         n_reasoning: Number of tokens of reasoning parts so far, with their tags.
     """
 
+    n_reasoning: int
+
     def __init__(
         self,
         model: Vocabulary,
@@ -84,7 +88,7 @@ class PartStream:
         """
         self._model, self._format, self._state = model, reasoning, state
         self._shown = shown or {}
-        self.answer = TextStream(stop, errors)
+        self.answer: TextStream = TextStream(stop, errors)
         self.n_reasoning = 0
 
     def push(self, token: int) -> list[Part]:

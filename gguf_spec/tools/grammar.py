@@ -60,7 +60,7 @@ class ToolSchemaError(InvalidOptionError):
 
     def __init__(self, tool: str | None, error: InvalidOptionError) -> None:
         self.tool = tool
-        self.reason = str(getattr(error, "reason", error)).rstrip(".")[:300] + "."
+        self.reason: str = str(getattr(error, "reason", error)).rstrip(".")[:300] + "."
         option = "json_schema" if tool is None else "tools"
         what = "the schema of the answer" if tool is None else f"the schema of the tool {tool}"
         super().__init__(option, tool, message=f"{what} cannot be used: {self.reason}")

@@ -253,6 +253,8 @@ class ToolDeltas:
         has_call: Whether a call is complete.
     """
 
+    has_call: bool
+
     def __init__(self, family: Family, use: ToolUse) -> None:
         self._reader, self._family, self._index = reader_of(family, use), family, -1
         self.has_call = False

@@ -66,6 +66,10 @@ class Source:
         events: Events so far; the reader takes them out.
     """
 
+    at: int
+    ended: bool
+    text: str
+
     def __init__(self, text: str = "") -> None:
         self.text, self.at, self.ended = text, 0, False
         self.events: list[Event] = []

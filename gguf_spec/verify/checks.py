@@ -453,6 +453,9 @@ class TextCheck(NamedTuple):
 class TextChecks:
     """Compares texts, and checks the caches after each of them."""
 
+    llm: LLM
+    noise: float
+
     def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
         """Prepare the checks; `noise` is the allowed logit shift, 0 for no difference at all."""
         self.llm, self._n_tokens, self.noise = llm, n_tokens, noise
@@ -666,7 +669,9 @@ class RequestChecks:
             "log-probabilities": (self._logprobs, "log-probabilities differ"),
             "stop strings": (self._stop_strings, "stop strings end texts elsewhere"),
         }
-        self.parts = {name: partial(self._checked, name, *row) for name, row in table.items()}
+        self.parts: dict[str, Callable[[], Check]] = {
+            name: partial(self._checked, name, *row) for name, row in table.items()
+        }
 
     def _checked(self, name: str, part: Callable[[], None], changes: str) -> Check:
         """Run one of the checks; `changes` is the effect of a fault."""
@@ -984,11 +989,13 @@ class Reference:
         more += llm.generate_tokens(
             more, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)
         ).tokens
-        self.ids = [*more, *ids] if len(more) + len(ids) + _ADAPTIVE_TOKENS < llm.n_ctx else ids
+        self.ids: list[int] = (
+            [*more, *ids] if len(more) + len(ids) + _ADAPTIVE_TOKENS < llm.n_ctx else ids
+        )
         with llm.models() as (target, _):
             row = decode_last(target, self.ids)
             bias = {raised: float(np.partition(row, -2)[-2] - row[raised]) + _OVER_PENALTIES}
-            self.sampling = replace(
+            self.sampling: Sampling = replace(
                 _FILTERED if exact else _UNFILTERED, logit_bias=bias, max_tokens=_TOKENS
             )
             self.distribution: dict[tuple[int | None, ...], float] = {(): 1.0}

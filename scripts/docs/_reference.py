@@ -9,6 +9,7 @@ from typing import get_args, get_origin
 import click
 
 from gguf_spec.cli import cli
+from gguf_spec.errors import GgufSpecError
 
 MODULES = [
     "gguf_spec",
@@ -65,8 +66,9 @@ def reference():
             is_ours = (inspect.isclass(value) or inspect.isfunction(value)) and (
                 value.__module__.startswith("gguf_spec")
             )
-            if name == "gguf_spec.errors" and inspect.isclass(value) and is_ours:
-                seen.add(value)  # in the table
+            if is_ours and inspect.isclass(value) and issubclass(value, GgufSpecError):
+                if name != "gguf_spec.errors":  # they are in the table there
+                    others.append(f"`{thing}`")
             elif is_ours and value not in seen:
                 seen.add(value)
                 inherits = " (with inherited members)" if hidden_bases(value, listed) else ""
@@ -136,7 +138,8 @@ def described(name, value, listed):
     bases = [base.__name__ for base in value.__bases__ if base not in (object, *hidden)]
     made = (
         ""
-        if issubclass(value, BaseException)
+        if issubclass(value, (BaseException, dict))  # dict: of keyword arguments
+        or getattr(value, "_is_protocol", False)
         or name in MAKERS
         or (is_dataclass(value) and not value.__dataclass_params__.init)
         else signature(value)
@@ -196,7 +199,10 @@ def signature(function, method=False):
         text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(
             parameter.kind, ""
         ) + parameter.name
-        if parameter.annotation is not parameter.empty:
+        if (
+            parameter.annotation is not parameter.empty
+            and parameter.kind is not parameter.VAR_KEYWORD
+        ):  # whose docstring says more
             text += f": {annotation(parameter.annotation)}"
         if parameter.default is not parameter.empty:
             text += (

@@ -16,7 +16,7 @@
 
   function wordsOf(query) {
     if (/["+~^:*]/.test(query)) return query; // the notation of the search itself
-    const typed = query.toLowerCase().split(/[\s/,;?!()]+/).filter(Boolean);
+    const typed = query.toLowerCase().replace(/\b(\d+)([gm]b)\b/g, "$1 $2").split(/[\s/,;?!()]+/).filter(Boolean);
     const words = typed.filter((word) => !EMPTY.has(word));
     return (words.length ? words : typed)
       .map((word, i, all) => (word.length < 4 && i < all.length - 1 ? word + "^1" : stem(word)))

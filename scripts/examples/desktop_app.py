@@ -153,7 +153,7 @@ class Window(tk.Tk):
     # ---- what the user does
 
     def _entered(self, event: tk.Event) -> str | None:
-        if event.state & 1:  # Shift: a new line
+        if int(event.state) & 1:  # Shift: a new line
             return None
         if self.state_ == "ready":
             self._pressed()

@@ -48,6 +48,7 @@ OTHER_OPTIONS = {
     "--slow",
     "--spec-type",
     "--tier",
+    "--verifytypes",  # of pyright
 }
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
@@ -197,6 +198,7 @@ def test_every_example_is_in_the_documentation():
         for name in (
             "desktop-apps.md",
             "edge-devices.md",
+            "edit.md",
             "embedding.md",
             "quickstart.md",
             "several-machines.md",
@@ -274,10 +276,10 @@ QUESTIONS = {
     "use with cursor": "clients.html#cursor",
     "out of memory": "questions.html#out-of-memory",
     "stop a model from answering twice": "questions.html#why-does-it-answer-twice-or-repeat-itself",
-    "run without internet": "quickstart.html#offline-without-internet",
-    "which model for 8 gb": "questions.html#which-model-for-8-16-or-32-gb-of-memory",
-    "undo edit": "quickstart.html#undo-an-edit",
-    "gpu": "quickstart.html#builds-for-a-gpu",
+    "run without internet": "offline.html",
+    "which model for 8 gb": "which-model.html",
+    "undo edit": "edit.html#undo-an-edit",
+    "gpu": "gpu.html",
     "json output": "tools-and-json.html#json-schema",
     "keep model in memory": "server.html#keep-a-model-in-memory-or-unload-it",
     "how to install": "quickstart.html#install-with-pip-or-uv",
@@ -291,12 +293,41 @@ QUESTIONS = {
     "how many users at once": "server.html#several-requests-at-once",
     "continue after a crash": "batch.html#after-an-interruption-or-a-crash",
     "system prompt": "questions.html#set-a-system-prompt",
-    "windows": "questions.html#windows-and-macos",
+    "windows": "windows-macos.html",
     "vs code autocomplete": "clients.html#llamavim-and-llamavscode-autocomplete-in-vim-and-vs-code",
-    "update to a new version": "questions.html#how-is-it-updated",
-    "uninstall": "quickstart.html#remove",
+    "update to a new version": "update-remove.html",
+    "uninstall": "update-remove.html#remove-uninstall",
     "use from python": "embedding.html",
 }
+
+
+# What strangers ask first -> the page that is shown first, and answers above its first heading or in that section.
+FIRST = {
+    "which-model.html": ("8 gb", "which model for 8 gb", "16 gb ram", "32gb"),
+    "gpu.html": ("gpu", "cuda", "use my nvidia gpu"),
+    "images.html": ("images", "image", "vision", "ask about a picture"),
+    "desktop-apps.html": ("pyinstaller", "freeze my app with pyinstaller"),
+    "several-users.html": ("several users", "multiple users one server", "how many users at once"),
+    "small-boards.html": ("pi", "raspberry pi", "arm board"),
+    "windows-macos.html": ("mac", "macos", "apple silicon", "windows", "wsl"),
+    "proxy.html": ("proxy", "behind a proxy", "https_proxy", "nginx reverse proxy"),
+    "offline.html": ("offline", "run without internet", "install offline", "air gapped"),
+    "update-remove.html": ("update", "upgrade", "update to a new version", "remove", "uninstall"),
+    "edit.html": ("edit", "edit a file", "undo edit"),
+}
+
+
+def shown(site, questions):
+    """Return what the search of the site shows for each question: pages, each with its sections."""
+    script = ROOT / "tests" / "support" / "site_search.js"
+    done = children.run(
+        ["node", script, site],
+        input="".join(f"{question}\n" for question in questions),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.full
@@ -304,20 +335,25 @@ QUESTIONS = {
 @pytest.mark.skipif(not shutil.which("node"), reason="no node")
 def test_the_search_of_the_site_answers_what_users_type(site):
     """The section is one of the first two of one of the first three pages."""
-    script = ROOT / "tests" / "support" / "site_search.js"
-    done = children.run(
-        ["node", script, site],
-        input="".join(f"{question}\n" for question in QUESTIONS),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown = [
-        [section for page in json.loads(line)[:3] for section in page[:2]]
-        for line in done.stdout.splitlines()
+    found = [
+        [section for page in pages[:3] for section in page[:2]] for pages in shown(site, QUESTIONS)
     ]
     assert [
         (question, sections)
-        for (question, answer), sections in zip(QUESTIONS.items(), shown, strict=True)
+        for (question, answer), sections in zip(QUESTIONS.items(), found, strict=True)
         if answer not in sections
     ] == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
+@pytest.mark.skipif(not shutil.which("node"), reason="no node")
+def test_the_search_shows_the_page_for_users_first(site):
+    asked = [(question, page) for page, questions in FIRST.items() for question in questions]
+    found = shown(site, [question for question, _ in asked])
+    wrong = [
+        (question, pages[0][0] if pages else None)
+        for (question, page), pages in zip(asked, found, strict=True)
+        if not pages or pages[0][0].split("#")[0] != page
+    ]
+    assert wrong == []

@@ -48,6 +48,9 @@ class KeptChats:
         problem: Why the last one could not be written, once; empty if it could.
     """
 
+    problem: str
+    folder: Path
+
     def __init__(self) -> None:
         self.folder, self.problem = state_folder() / "chats", ""
         self._path: Path | None = None

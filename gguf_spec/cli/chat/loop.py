@@ -110,6 +110,13 @@ class PipeUI:
         terminal: Its end undoes what was set at the terminal.
     """
 
+    code: int
+    chat: Chat
+    llm: AnyLLM
+    show_draft: bool
+    show_thinking: bool
+    terminal: contextlib.ExitStack
+
     def __init__(self, llm: AnyLLM, chat: Chat, show_draft: bool, *, as_json: bool = False) -> None:
         self.llm, self.chat = llm, chat
         self.show_draft, self.show_thinking, self.code = show_draft, False, 0
@@ -177,6 +184,9 @@ class ChatLoop:
         chat: The conversation; /model replaces it.
         kept: The chats that are kept as text; None if this one is not.
     """
+
+    llm: AnyLLM
+    chat: Chat
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options, self._loaded_with = options, to_speculation(options)
@@ -579,6 +589,9 @@ NAMES = _names()
 class Settings:
     """Sampling and speculation options of a chat, for its next answer."""
 
+    sampling: Sampling
+    speculation: Speculation
+
     def __init__(self, sampling: Sampling, speculation: Speculation) -> None:
         self._loaded = (sampling, speculation)
         self._changed: dict[str, Any] = {}
@@ -735,6 +748,9 @@ class Signals:
         code: Exit code if a signal ended the program, otherwise 0.
         came: Whether a signal arrived since the last line.
     """
+
+    code: int
+    came: bool
 
     def __init__(self, keep_on: bool) -> None:
         self.code = 0

@@ -128,10 +128,11 @@ class DraftCorrection:
         first: Index of the candidate in use before anything was learned.
     """
 
-    candidates, first = CANDIDATES, _AT_FIRST
+    candidates: NDArray[np.float64] = CANDIDATES
+    first: int = _AT_FIRST
 
     def __init__(self, n_vocab: int) -> None:
-        self.bias = np.zeros(n_vocab, dtype=np.float32)
+        self.bias: NDArray[np.float32] = np.zeros(n_vocab, dtype=np.float32)
         self.hits: dict[float, NDArray[np.float64]] = {}
         self._sum, self._weight = np.zeros(n_vocab), np.zeros(n_vocab)
 
@@ -471,6 +472,8 @@ class HeadDrafter(ModelDrafter):
     of the next draft. So a head is always some tokens behind.
     """
 
+    name: str
+
     name = "mtp"
     far_behind = K_MAX + 1
     can_reread = False  # the target sends the rows of a text once
@@ -484,7 +487,7 @@ class HeadDrafter(ModelDrafter):
     ) -> None:
         super().__init__(head, guess, n_vocab, first)
         self._head, self.name = head, name_of(head)
-        self.can_review = not head.shares_cache
+        self.can_review: bool = not head.shares_cache
         head.text, head.skipped = self._first, 0
 
     def propose(self) -> Proposal | None:
@@ -532,6 +535,8 @@ class DraftTeam:
         model: The draft model's drafter; None without one, or if it is switched off.
         failures: Name of a drafter that was switched off -> reason, without a full stop.
     """
+
+    texts: Sequence[TokenDrafter]
 
     def __init__(self, texts: Sequence[TokenDrafter], model: ModelDrafter | None) -> None:
         self.texts, self.model = texts, model

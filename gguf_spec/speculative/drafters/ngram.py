@@ -33,6 +33,8 @@ class SuffixAutomaton:
     Source: Blumer et al. 1985, The smallest automaton recognizing the subwords of a text.
     """
 
+    n_tokens: int
+
     def __init__(self) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length = [-1], [0]
@@ -148,7 +150,7 @@ class SharedTexts:
 
     def __init__(self, most: int = _MOST, n_pages: int = _N_PAGES) -> None:
         self._of_page, self._n_pages = most // n_pages, n_pages
-        self.pages = [SuffixAutomaton()]
+        self.pages: list[SuffixAutomaton] = [SuffixAutomaton()]
         self._used_at: dict[SuffixAutomaton, int] = {}
         self._n_used = 0
 
@@ -208,7 +210,7 @@ class NgramDrafter:
     # the rates of answers to prompts of 1,000 tokens (documents, code, JSON records, a chat) at
     # T = 0.8. Shorter matches are right less often in stories, so their priors are low.
     # fmt: off
-    priors = (
+    priors: tuple[float, ...] = (
         0.07, 0.12, 0.14, 0.15,
         0.15, 0.24, 0.27, 0.30,
         0.23, 0.36, 0.41, 0.45,
@@ -290,7 +292,7 @@ class RetryDrafter:
     name = "retry"
     # Prior of each bucket: first token of the rest after an inserted draft token; first token after
     # a replaced draft token; second and third token; later tokens.
-    priors = (
+    priors: tuple[float, ...] = (
         0.3,
         0.3,
         0.6,

@@ -33,12 +33,14 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        # This module sets the spin count; it must be imported before llama_cpp is loaded.
-        import_module("gguf_spec.llama.bindings")
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'gguf_spec_compat' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            # This module sets the spin count; it must be imported before llama_cpp is loaded.
+            import_module("gguf_spec.llama.bindings")
+            return getattr(import_module(_HOME[name]), name)
+        raise AttributeError(f"module 'gguf_spec_compat' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -17,10 +17,12 @@ __all__ = ["Generate", "application", "build"]
 _HOME = {"Generate": "data", "application": "serving", "build": "serving"}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'gguf_spec_ray' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        raise AttributeError(f"module 'gguf_spec_ray' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
