@@ -133,7 +133,7 @@ _HOME = (
     )
     | {name: "errors" for name in __all__ if name.endswith("Error")}  # those that programs catch
     | {"Sampling": "options", "Speculation": "options"}
-    | {"LoadOptions": "runtime.arguments", "RequestOptions": "runtime.arguments"}
+    | {"LoadOptions": "arguments", "RequestOptions": "arguments"}
 )
 
 if type(__spec__.loader).__name__ == "zipimporter":
