@@ -111,11 +111,17 @@ struct Work {
     }
 };
 
+std::atomic<int> tiles_from{0}; // for tests: rows from which tiles are used, in place of the least number of each kernel
+int least_of(const TileProduct * tiles) {
+    const int from = tiles_from.load(std::memory_order_relaxed);
+    return from ? from : tiles->least;
+}
+
 // The kernel with tiles for a product; null where there is none, or for few rows.
 const TileProduct * tiles_of(const Tensor * op, const Product * product) {
     const Tensor * x = op->src[1];
     for (const TileProduct * t = used->tiles; t && t->type >= 0; t++)
-        if (t->type == product->type && t->repacked == product->repacked) return x->ne[1] * x->ne[2] * x->ne[3] < t->least ? nullptr : t;
+        if (t->type == product->type && t->repacked == product->repacked) return x->ne[1] * x->ne[2] * x->ne[3] < least_of(t) ? nullptr : t;
     return nullptr;
 }
 
@@ -195,7 +201,7 @@ bool multiply(const Params * params, const Tensor * op, const Product * product)
             if (g >= groups) break;
             const int64_t c0 = g * 16, c1 = c0 + size * 16 < n_columns ? c0 + size * 16 : n_columns;
             const char * const matrix = (const char *) w->data + m * w->nb[2];
-            if (work.tiles && n >= work.tiles->least && work.tiles->multiply(matrix, w->nb[1], k, c0, c1, work.rows + first, work.results + first, n, work.scratch + params->ith * work.scratch_bytes)) continue;
+            if (work.tiles && n >= least_of(work.tiles) && work.tiles->multiply(matrix, w->nb[1], k, c0, c1, work.rows + first, work.results + first, n, work.scratch + params->ith * work.scratch_bytes)) continue;
             product->multiply(matrix, w->nb[1], k, c0, c1, work.rows + first, work.results + first, (int) n);
         }
     }
@@ -448,6 +454,9 @@ EXPORT int gguf_spec_kernels_use(const char * name) {
 
 // Whether tiles are in use: 1, or 0 if the set has none, or -1 if the system refuses them.
 EXPORT int gguf_spec_kernels_tiles() { return !used || !used->tiles ? 0 : may_use_tiles() ? 1 : -1; }
+
+// For tests: the number of rows from which tiles are used, in the whole process; 0 for those of the kernels.
+EXPORT void gguf_spec_kernels_tiles_from(int rows) { tiles_from = rows; }
 
 // Number of products (0) or attentions (1) that were computed here.
 EXPORT long gguf_spec_kernels_count(int which) { return which ? n_attentions : n_products; }

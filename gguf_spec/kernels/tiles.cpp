@@ -38,7 +38,6 @@ namespace {
 
 constexpr int BLOCK = 32;       // most rows of a step: two tiles
 constexpr int TILE = 1024;      // bytes
-constexpr int64_t MOST = 512;   // rows for which weights are unpacked once
 
 // Registers: 0 and 1 sums of the first m0 rows, 2 and 3 of the next m1; 4 and 5 activations of these rows; 6 and 7 weights. `bytes` of
 // activations in a row of a tile.
@@ -51,23 +50,19 @@ void configure(int m0, int m1, int bytes) {
     asm volatile("ldtilecfg %0" ::"m"(c));
 }
 
-// Up to 32 prepared rows (behind them the last one again), and those of their bytes that a step loads into tiles: at equal distances, from
-// `tiles` on.
+// Up to 32 prepared rows (behind them the last one again), and a copy of those of their bytes that are loaded into tiles: whole rows lie in
+// many pages, and those of experts anywhere. Distances are odd multiples of a cache line, so that 16 rows are in different sets of the cache.
 struct Rows {
     const char * at[BLOCK];
     int n;
     const char * tiles;
     size_t distance;
 
-    // Rows of experts lie apart: their bytes are copied.
-    Rows(const char * const * x, int n_rows, size_t offset, size_t bytes, char * copy) : n(n_rows), tiles(x[0] + offset), distance(n > 1 ? x[1] - x[0] : 64) {
+    static constexpr size_t apart(size_t bytes) { return (bytes / 64 | 1) * 64; }
+    Rows(const char * const * x, int n_rows, size_t offset, size_t bytes, char * copy) : n(n_rows), tiles(copy), distance(apart(bytes)) {
         for (int r = 0; r < BLOCK; r++) at[r] = x[r < n ? r : n - 1];
-        bool equal = true;
-        for (int r = 2; r < n; r++) equal &= (size_t) (x[r] - x[r - 1]) == distance;
-        if (!equal) {
-            for (int r = 0; r < n; r++) memcpy(copy + r * bytes, x[r] + offset, bytes);
-            tiles = copy, distance = bytes;
-        }
+        for (int r = 0; r < n; r++)
+            for (size_t i = 0; i < bytes; i += 64) _mm512_store_si512(copy + r * distance + i, load(x[r] + offset + i));
         asm volatile("" ::: "memory"); // tiles read what was written
     }
 };
@@ -81,20 +76,21 @@ template <class X> X * take(char *& memory, size_t n) {
     return found;
 }
 
-// The loops of all kernels. K has the weights of a block and 16 columns in tiles (Weights), and the float sums of 32 rows (Sums).
+// The loops of all kernels. K has the weights of a block and 16 columns in tiles (Weights), and the float sums of 32 rows (Sums);
+// it unpacks weights once for up to `most` rows, whose sums have room in the cache beside the weights.
 template <class K> size_t scratch_bytes(int64_t n) {
-    const int64_t blocks = ((n < MOST ? n : MOST) + BLOCK - 1) / BLOCK;
-    return K::stage + aligned64((size_t) BLOCK * K::depth * K::row_bytes) + blocks * K::groups * sizeof(typename K::Sums) + K::groups * K::depth * sizeof(typename K::Weights);
+    const int64_t blocks = ((n < K::most ? n : K::most) + BLOCK - 1) / BLOCK;
+    return K::stage + BLOCK * Rows::apart((size_t) K::depth * K::row_bytes) + blocks * K::groups * sizeof(typename K::Sums) + K::groups * K::depth * sizeof(typename K::Weights);
 }
 template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int64_t n, char * memory) {
     if (!may_use_tiles()) return false;
     const int64_t n_blocks = k / K::elements;
-    char * const stage = take<char>(memory, K::stage), * const copy = take<char>(memory, (size_t) BLOCK * K::depth * K::row_bytes);
+    char * const stage = take<char>(memory, K::stage), * const copy = take<char>(memory, BLOCK * Rows::apart((size_t) K::depth * K::row_bytes));
     typename K::Weights * const weights = take<typename K::Weights>(memory, K::groups * K::depth);
     typename K::Sums * const sums = (typename K::Sums *) memory;
     int m0 = 0, m1 = 0;
-    for (int64_t first = 0; first < n; first += MOST) {
-        const int64_t end = n - first < MOST ? n : first + MOST;
+    for (int64_t first = 0; first < n; first += K::most) {
+        const int64_t end = n - first < K::most ? n : first + K::most;
         for (int64_t c = c0; c < c1; c += 16 * K::groups) {
             const int64_t left = (c1 - c + 15) / 16;
             const int groups = (int) (left < K::groups ? left : K::groups);
@@ -127,7 +123,7 @@ template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64
 
 // ---- repacked blocks of 32, in bf16: sums of 32 products are whole numbers below 2^24, so a float holds them exactly
 
-// 16-bit numbers of the 32 activations of a block, in the order of the tiles: neighbours are elements 2 apart, see Weights32.
+// 16-bit numbers of the 32 activations of a block, in the order of the tiles: neighbours are elements 2 apart, see unpack.
 constexpr int place32(int i) { // element at place i
     const int row = i / 2, load = row / 8, half = row / 4 % 2, high = row / 2 % 2, odd = row % 2;
     return 8 * load + 4 * half + 16 * high + odd + 2 * (i % 2);
@@ -158,7 +154,7 @@ inline const int8_t * values_of(Interleaved_IQ4_NL) { return iq4_nl_values; }
 inline const int8_t * values_of(Interleaved_MXFP4) { return mxfp4_values; }
 
 template <class T> struct Interleaved32 {
-    static constexpr int elements = 32, groups = 4, depth = 48, row_bytes = 64, tile_bytes = 64, at_once = 4;
+    static constexpr int elements = 32, groups = 4, depth = 48, row_bytes = 64, tile_bytes = 64, at_once = 4, most = 256;
     static constexpr size_t stage = 2 * at_once * 2 * TILE;
     static size_t offset(int64_t k, int64_t b) { return aligned64(k / 32 * sizeof(Block32)) + 64 * b; }
 
@@ -261,8 +257,8 @@ void pack_q4_k(char * row, int64_t k, int64_t begin, int64_t end) {
 
 struct Repacked_Q4_K {
     typedef Interleaved_Q4_K T;
-    static constexpr int elements = 256, groups = 4, depth = 6, row_bytes = 256, tile_bytes = 64, at_once = 2;
-    static constexpr size_t stage = 2 * at_once * 6 * TILE + BLOCK * depth * 64;
+    static constexpr int elements = 256, groups = 4, depth = 6, row_bytes = 256, tile_bytes = 64, at_once = 2, most = 256;
+    static constexpr size_t stage = 2 * at_once * 6 * TILE + BLOCK * Rows::apart(depth * 64);
     static size_t offset(int64_t, int64_t b) { return 256 * b; }
 
     struct alignas(64) Weights {
@@ -408,7 +404,6 @@ template <> struct LowsOf<Plain_Q2_K> { static constexpr int kind = OF_EIGHT, sh
 template <> struct LowsOf<Plain_Q4_K> { static constexpr int kind = OF_FOUR, shift = 0; };
 template <> struct LowsOf<Plain_Q5_K> { static constexpr int kind = OF_ONE, shift = 0; };
 
-inline __m512i transposable(__m256i x) { return _mm512_zextsi256_si512(x); }
 inline void transpose_ints(Ints * x) {
     Floats y[16];
     UNROLL for (int i = 0; i < 16; i++) y[i] = _mm512_castsi512_ps(x[i]);
@@ -418,7 +413,7 @@ inline void transpose_ints(Ints * x) {
 
 template <class T> struct Super {
     static constexpr int kind = LowsOf<T>::kind, n_lows = kind == OF_FOUR ? 4 : kind == OF_ONE ? 1 : 0, n_products = kind == OF_EIGHT ? 2 : 1;
-    static constexpr int elements = 256, groups = 2, depth = 8, row_bytes = 256, tile_bytes = 32, at_once = 2;
+    static constexpr int elements = 256, groups = 2, depth = 8, row_bytes = 256, tile_bytes = 32, at_once = 2, most = 128;
     static constexpr size_t stage = 2 * at_once * 4 * TILE + 2 * n_products * at_once * BLOCK * 64;
     static size_t offset(int64_t k, int64_t b) { return aligned64(k + k / 64 + k / 8 + k / 16) + 256 * b; }
 
@@ -439,9 +434,9 @@ template <class T> struct Super {
                 UNROLL for (int v = 0; v < V; v++) codes[v][c] = s.codes[v];
                 scales[c] = _mm512_cvtepi16_epi32(s.scales16);
                 lows[c] = zero_ints();
-                if constexpr (kind == OFFSET) lows[c] = transposable(_mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(s.scales16, LowsOf<T>::shift)));
-                else if constexpr (kind == OF_EIGHT) lows[c] = transposable(type.minima);
-                else lows[c] = transposable(_mm256_zextsi128_si256(type.minima));
+                if constexpr (kind == OFFSET) lows[c] = _mm512_zextsi256_si512(_mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(s.scales16, LowsOf<T>::shift)));
+                else if constexpr (kind == OF_EIGHT) lows[c] = _mm512_zextsi256_si512(type.minima);
+                else lows[c] = _mm512_zextsi256_si512(_mm256_zextsi128_si256(type.minima));
                 d_of[c] = s.d, dmin_of[c] = s.dmin;
             }
             transpose_ints(scales), transpose_ints(lows);
@@ -571,15 +566,16 @@ template <class T> struct Super {
 #define TILED(TYPE, REPACKED, LEAST, EXTRA, PACK, ...) {TYPE, REPACKED, LEAST, ISA::EXTRA, ISA::PACK, ISA::scratch_bytes<ISA::__VA_ARGS__>, ISA::multiply<ISA::__VA_ARGS__>}
 
 extern const TileProduct tile_products[];
+// The numbers of rows are from measurements: 2 cores of a Xeon of 2023, matrices of 1536 and 8960.
 const TileProduct tile_products[] = {
-    TILED(Q4_0, true, 16, extra32, pack32, Interleaved32<ISA::Interleaved_Q4_0>),
-    TILED(IQ4_NL, true, 16, extra32, pack32, Interleaved32<ISA::Interleaved_IQ4_NL>),
-    TILED(MXFP4, true, 16, extra32, pack32, Interleaved32<ISA::Interleaved_MXFP4>),
-    TILED(Q4_K, true, 16, extra_q4_k, pack_q4_k, Repacked_Q4_K),
-    TILED(Q2_K, false, 16, extra_super, pack_super, Super<ISA::Plain_Q2_K>),
-    TILED(Q3_K, false, 16, extra_super, pack_super, Super<ISA::Plain_Q3_K>),
-    TILED(Q4_K, false, 16, extra_super, pack_super, Super<ISA::Plain_Q4_K>),
-    TILED(Q5_K, false, 16, extra_super, pack_super, Super<ISA::Plain_Q5_K>),
-    TILED(Q6_K, false, 16, extra_super, pack_super, Super<ISA::Plain_Q6_K>),
+    TILED(Q4_0, true, 64, extra32, pack32, Interleaved32<ISA::Interleaved_Q4_0>),
+    TILED(IQ4_NL, true, 64, extra32, pack32, Interleaved32<ISA::Interleaved_IQ4_NL>),
+    TILED(MXFP4, true, 64, extra32, pack32, Interleaved32<ISA::Interleaved_MXFP4>),
+    TILED(Q4_K, true, 24, extra_q4_k, pack_q4_k, Repacked_Q4_K),
+    TILED(Q2_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q2_K>),
+    TILED(Q3_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q3_K>),
+    TILED(Q4_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q4_K>),
+    TILED(Q5_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q5_K>),
+    TILED(Q6_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q6_K>),
     {-1, false, 0, nullptr, nullptr, nullptr, nullptr},
 };
