@@ -393,8 +393,7 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
     ggml.buffer_start = (decltype(ggml.buffer_start)) dlsym(base, "ggml_backend_buffer_get_base");
     ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) dlsym(cpu, "quantize_row_q8_0");
     ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) dlsym(cpu, "quantize_row_q8_1");
-    ggml.quantize_q8_K = (decltype(ggml.quantize_q8_K)) dlsym(cpu, "quantize_row_q8_K");
-    if (!list || !plain || !ggml.barrier || !ggml.plan || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1 || !ggml.quantize_q8_K)
+    if (!list || !plain || !ggml.barrier || !ggml.plan || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1)
         return "!llama.cpp's libraries lack functions that the kernels need";
     ggml.repacked = repacked ? repacked() : nullptr;
     for (const Set & set : all_sets) {

@@ -277,7 +277,7 @@ def n_computed(attentions: bool) -> int:
 
 def tiles() -> int:
     """Return 1 if products use tiles of AMX in this thread, -1 if the system refuses, else 0."""
-    return int(library().gguf_spec_kernels_tiles()) if in_use().name else 0
+    return int(library().gguf_spec_kernels_tiles())
 
 
 def takes_attention(key_length: int, value_length: int, kv_kind: int) -> bool:

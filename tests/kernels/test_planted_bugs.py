@@ -53,7 +53,7 @@ OF_ALL_ROWS = [
 ]  # fmt: skip
 # Bugs of rows that are longer than those of the self-test: tests of the types find them.
 OF_LONG_ROWS = [
-    ("products.cpp", "ggml.quantize_q8_K(x + i, q, n);", "ggml.quantize_q8_K(x + i % PART, q, n);", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]),
+    ("products.cpp", "    quantize_q8_K(x + i, q, n);", "    quantize_q8_K(x + i % PART, q, n);", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]),
     ("products.cpp", "sum[i / 32 + b] = header == 4", "sum[i / 32 % 32 + b] = header == 4", ["Q4_1", "Q5_1"]),
 ]  # fmt: skip
 # Bugs of the kernels with tiles; the others are right.
