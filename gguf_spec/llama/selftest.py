@@ -108,7 +108,7 @@ def operations() -> Iterator[Operation]:
 
 
 def with_tiles() -> Iterator[Operation]:
-    """Yield the products again, with tiles of AMX from two rows on; none where there are no tiles."""
+    """Yield the products again, with tiles of AMX from two rows on, where there are tiles."""
     if own_kernels.tiles() != 1:
         return
     own_kernels.library().gguf_spec_kernels_tiles_from(2)

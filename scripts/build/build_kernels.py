@@ -24,7 +24,10 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefe
 # Compiler options of the sets, and what a processor needs for them (names of Linux); the best set first.
 SETS = {
     # the kernels of the next set, and tiles.cpp; its instructions are assembler
-    "amx": ([*AVX512, "-mavx512vnni"], ["avx512_vnni", "avx512vl", "amx_tile", "amx_int8", "amx_bf16"]),
+    "amx": (
+        [*AVX512, "-mavx512vnni"],
+        ["avx512_vnni", "avx512vl", "amx_tile", "amx_int8", "amx_bf16"],
+    ),
     "avx512vnni": ([*AVX512, "-mavx512vnni"], ["avx512_vnni", "avx512vl"]),
     "avx512": (AVX512, ["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
     "avxvnni": ([*AVX2, "-mavxvnni"], ["avx_vnni"]),
