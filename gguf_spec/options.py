@@ -385,7 +385,7 @@ LOADING: dict[str, Rule] = {
         "string",
         "Kernels of this package where they work (auto), or llama.cpp's (stock). Names of "
         "instruction sets are for tests.",
-        choices=("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni"),
+        choices=("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"),
     ),
     "draft_threads": Rule(
         "integer", "Threads of the draft model.  [default: as the target]", 1, 512, optional=True

@@ -344,8 +344,13 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
         return Check("AMX", "ok", "this processor has no AMX")
     from ..llama import own_kernels
 
-    if own_kernels.in_use().name:
-        return Check("AMX", "ok", "not used: the kernels of gguf-spec are faster")
+    if used := own_kernels.in_use().name:
+        tiles = own_kernels.tiles()
+        if tiles < 0:
+            text = "the system refuses its use, as a rule because of a small signal stack"
+            return Check("AMX", "warn", text, "give signal stacks AT_MINSIGSTKSZ bytes and more.")
+        text = "in use, by the kernels of gguf-spec, for many rows"
+        return Check("AMX", "ok", text if tiles else f"not used by the kernels for {used}")
     if not has(features, "AMX_INT8"):
         found = "this processor has it, but llama.cpp was built without it"
         return Check("AMX", "warn", found, REBUILD)

@@ -63,36 +63,6 @@ template <int TYPE> inline Floats row_at(const char * row, int d) {
     return numbers_at(row + d * (TYPE == F32 ? 4 : 2), TYPE);
 }
 
-// Exchange rows and columns of L vectors.
-inline void transpose(Floats * x) {
-#if defined(__AVX512BW__)
-    Floats y[16];
-    UNROLL for (int i = 0; i < 8; i++) y[2 * i] = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), y[2 * i + 1] = _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
-    UNROLL for (int i = 0; i < 4; i++)
-        UNROLL for (int j = 0; j < 2; j++) {
-            const __m512d a = _mm512_castps_pd(y[4 * i + j]), b = _mm512_castps_pd(y[4 * i + 2 + j]);
-            x[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), x[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-        }
-    UNROLL for (int j = 0; j < 4; j++) { // x[4 i + j]: columns j, 4 + j, 8 + j, 12 + j of rows 4 i to 4 i + 3
-        const Floats a = _mm512_shuffle_f32x4(x[j], x[4 + j], 0x88), b = _mm512_shuffle_f32x4(x[j], x[4 + j], 0xdd);
-        const Floats c = _mm512_shuffle_f32x4(x[8 + j], x[12 + j], 0x88), d = _mm512_shuffle_f32x4(x[8 + j], x[12 + j], 0xdd);
-        y[j] = _mm512_shuffle_f32x4(a, c, 0x88), y[8 + j] = _mm512_shuffle_f32x4(a, c, 0xdd);
-        y[4 + j] = _mm512_shuffle_f32x4(b, d, 0x88), y[12 + j] = _mm512_shuffle_f32x4(b, d, 0xdd);
-    }
-    UNROLL for (int i = 0; i < 16; i++) x[i] = y[i];
-#else
-    Floats y[8];
-    UNROLL for (int i = 0; i < 4; i++) y[2 * i] = _mm256_unpacklo_ps(x[2 * i], x[2 * i + 1]), y[2 * i + 1] = _mm256_unpackhi_ps(x[2 * i], x[2 * i + 1]);
-    UNROLL for (int i = 0; i < 2; i++)
-        UNROLL for (int j = 0; j < 2; j++) {
-            x[4 * i + 2 * j] = _mm256_shuffle_ps(y[4 * i + j], y[4 * i + 2 + j], 0x44);
-            x[4 * i + 2 * j + 1] = _mm256_shuffle_ps(y[4 * i + j], y[4 * i + 2 + j], 0xee);
-        }
-    UNROLL for (int j = 0; j < 4; j++) y[j] = _mm256_permute2f128_ps(x[j], x[4 + j], 0x20), y[4 + j] = _mm256_permute2f128_ps(x[j], x[4 + j], 0x31);
-    UNROLL for (int i = 0; i < 8; i++) x[i] = y[i];
-#endif
-}
-
 // A tile of n positions: out[position][d], zero from n on. Returns whether all numbers are finite.
 template <int TYPE> bool convert(const char * x, size_t stride, int n, int size, float * out) {
     Floats odd[4]; // 0 * x is NaN for infinities and NaN; several sums, not to wait for one

@@ -20,24 +20,35 @@ Ggml ggml;
 
 namespace {
 
-// The sets that were compiled; the others are null.
-const Kernels * const all_kernels[] = {&kernels_avx512vnni, &kernels_avx512, &kernels_avxvnni, &kernels_avx2};
-const Kernels * kernels;                // those in use
+// The sets; those that were not compiled are null. With tiles, products of many rows have other kernels.
+struct Set {
+    const char * name;
+    const Kernels * kernels;
+    const TileProduct * tiles;
+};
+const Set all_sets[] = {
+    {"amx", &kernels_avx512vnni, tile_products}, {"avx512vnni", &kernels_avx512vnni, nullptr}, {"avx512", &kernels_avx512, nullptr},
+    {"avxvnni", &kernels_avxvnni, nullptr}, {"avx2", &kernels_avx2, nullptr},
+};
+const Set * used;                       // the set in use
+const Kernels * kernels;                // its kernels
 std::atomic<int> switched_on{0};        // bit 0: products, bit 1: attention
 std::atomic<long> n_products, n_attentions; // operations computed, for tests
 
 // Whether a set was compiled, and processor and system have its instructions.
-bool has(const Kernels * set) {
-    unsigned a, b, c, d, b7, c7, d7, a71 = 0, low, high;
-    if (!set || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return false;
-    if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &d, &d7);
+bool has(const Set & set) {
+    unsigned a, b, c, d, b7, c7, d7, a71 = 0, low, high, unused;
+    if (!set.kernels || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return false;
+    if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &d, &unused);
     asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); // registers that the system saves
     const auto all = [](unsigned word, unsigned bits) { return (word & bits) == bits; };
     const bool avx2 = all(low, 6) && all(c, 1u << 12 | 1u << 29) && all(b7, 1u << 5);                // FMA, F16C; AVX2
     const bool avx512 = avx2 && all(low, 0xe0) && all(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31); // F, DQ, BW, VL
-    if (set == &kernels_avx2) return avx2;
-    if (set == &kernels_avxvnni) return avx2 && a71 >> 4 & 1;
-    return avx512 && (set == &kernels_avx512 || c7 >> 11 & 1);
+    if (set.kernels == &kernels_avx2) return avx2;
+    if (set.kernels == &kernels_avxvnni) return avx2 && a71 >> 4 & 1;
+    if (set.kernels == &kernels_avx512) return avx512;
+    if (!avx512 || !(c7 >> 11 & 1)) return false;
+    return strcmp(set.name, "amx") || (set.tiles && all(low, 3u << 17) && all(d7, 1u << 22 | 3u << 24)); // BF16, TILE, INT8
 }
 
 // The kernel for a product, or null. The answer does not depend on the number of rows.
@@ -62,36 +73,60 @@ const Product * product_of(const Tensor * op) {
 constexpr size_t line = 64; // bytes of a cache line; parts of the work memory begin at multiples of it
 size_t aligned(size_t n) { return (n + line - 1) / line * line; }
 
-// Parts of the work memory of a product of n_rows prepared rows with n_matrices matrices:
-//   next chunk | rows before each matrix | prepared rows | pointers to rows and results, sorted by matrix
+// How a product is computed, and the parts of its work memory:
+//   next chunk | rows before each matrix | prepared rows | pointers to rows and results, sorted by matrix | memory of each thread for tiles
 struct Work {
+    const TileProduct * tiles;   // for matrices with many rows, or null
+    size_t row_bytes, scratch_bytes;
+    int64_t n_rows, n_matrices;
     std::atomic<int64_t> * next; // [n_matrices], each in its own cache line
     int64_t * first;             // [n_matrices + 1]
     char * prepared;
     const char ** rows;
     float ** results;
+    char * scratch;
     char * end;
 
-    Work(void * memory, size_t row_bytes, int64_t n_rows, int64_t n_uses, int64_t n_matrices) {
+    Work(const Tensor * op, const Product * product, const TileProduct * with, int n_threads, void * memory) : tiles(with) {
+        const Tensor * w = op->src[0], * x = op->src[1];
+        const int64_t k = w->ne[0];
+        n_rows = x->ne[1] * x->ne[2] * x->ne[3];
+        n_matrices = op->op == OP_MUL_MAT ? 1 : w->ne[2];
+        const int64_t n_uses = op->op == OP_MUL_MAT ? n_rows : op->src[2]->ne[0] * op->src[2]->ne[1];
+        row_bytes = aligned(product->row_bytes(k));
+        scratch_bytes = 0;
+        if (tiles) {
+            row_bytes += aligned(tiles->extra_bytes(k));
+            if (row_bytes % 1024 == 0) row_bytes += line; // or the rows of a tile meet in few lines of the cache
+            scratch_bytes = aligned(tiles->scratch_bytes(n_uses));
+        }
         char * p = (char *) aligned((size_t) memory);
         next = (std::atomic<int64_t> *) p; p += line * n_matrices;
         first = (int64_t *) p; p += aligned(8 * (n_matrices + 1));
         prepared = p; p += row_bytes * n_rows;
         rows = (const char **) p; p += aligned(8 * n_uses);
         results = (float **) p; p += aligned(8 * n_uses);
+        scratch = p; p += scratch_bytes * n_threads;
         end = p;
     }
 };
 
-Work work_of(const Tensor * op, const Product * product, void * memory) {
-    const Tensor * w = op->src[0], * x = op->src[1];
-    const int64_t n_rows = x->ne[1] * x->ne[2] * x->ne[3];
-    const int64_t n_uses = op->op == OP_MUL_MAT ? n_rows : op->src[2]->ne[0] * op->src[2]->ne[1];
-    return Work(memory, aligned(product->row_bytes(w->ne[0])), n_rows, n_uses, op->op == OP_MUL_MAT ? 1 : w->ne[2]);
+std::atomic<int> tiles_from{0}; // for tests: rows from which tiles are used, in place of the least number of each kernel
+int least_of(const TileProduct * tiles) {
+    const int from = tiles_from.load(std::memory_order_relaxed);
+    return from ? from : tiles->least;
+}
+
+// The kernel with tiles for a product; null where there is none, or for few rows.
+const TileProduct * tiles_of(const Tensor * op, const Product * product) {
+    const Tensor * x = op->src[1];
+    for (const TileProduct * t = used->tiles; t && t->type >= 0; t++)
+        if (t->type == product->type && t->repacked == product->repacked) return x->ne[1] * x->ne[2] * x->ne[3] < least_of(t) ? nullptr : t;
+    return nullptr;
 }
 
 // Fill in which rows meet which matrix, and where the results go.
-void assign_rows(const Tensor * op, const Work & work, size_t row_bytes) {
+void assign_rows(const Tensor * op, const Work & work) {
     const Tensor * x = op->src[1], * ids = op->src[2];
     char * out = (char *) op->data;
     if (op->op == OP_MUL_MAT) {
@@ -99,7 +134,7 @@ void assign_rows(const Tensor * op, const Work & work, size_t row_bytes) {
         for (int64_t c = 0; c < x->ne[3]; c++)
             for (int64_t b = 0; b < x->ne[2]; b++)
                 for (int64_t a = 0; a < x->ne[1]; a++, i++) {
-                    work.rows[i] = work.prepared + i * row_bytes;
+                    work.rows[i] = work.prepared + i * work.row_bytes;
                     work.results[i] = (float *) (out + a * op->nb[1] + b * op->nb[2] + c * op->nb[3]);
                 }
         work.first[0] = 0;
@@ -119,7 +154,7 @@ void assign_rows(const Tensor * op, const Work & work, size_t row_bytes) {
             const int64_t m = id(u, t);
             if (m < 0 || m >= n_matrices) continue;
             const int64_t i = work.first[m]++;
-            work.rows[i] = work.prepared + (u % x->ne[1] + t % x->ne[2] * x->ne[1]) * row_bytes;
+            work.rows[i] = work.prepared + (u % x->ne[1] + t % x->ne[2] * x->ne[1]) * work.row_bytes;
             work.results[i] = (float *) (out + u * op->nb[1] + t * op->nb[2]);
         }
     for (int64_t m = n_matrices; m > 0; m--) work.first[m] = work.first[m - 1];
@@ -129,11 +164,12 @@ void assign_rows(const Tensor * op, const Work & work, size_t row_bytes) {
 // One thread's part; false, for all threads, if the work memory is too small.
 bool multiply(const Params * params, const Tensor * op, const Product * product) {
     const Tensor * w = op->src[0], * x = op->src[1];
-    const int64_t k = w->ne[0], n_columns = w->ne[1], n_matrices = op->op == OP_MUL_MAT ? 1 : w->ne[2];
-    const size_t row_bytes = aligned(product->row_bytes(k));
-    const Work work = work_of(op, product, params->wdata);
-    if (work.end > (char *) params->wdata + params->wsize) return false;
-    const int64_t n_rows = x->ne[1] * x->ne[2] * x->ne[3];
+    const int64_t k = w->ne[0], n_columns = w->ne[1];
+    const char * const room = (const char *) params->wdata + params->wsize;
+    Work work(op, product, tiles_of(op, product), params->nth, params->wdata);
+    if (work.end > room) work = Work(op, product, nullptr, params->nth, params->wdata); // planned without tiles
+    if (work.end > room) return false;
+    const int64_t n_rows = work.n_rows, n_matrices = work.n_matrices;
 
     // Each thread prepares a part of each row, or whole rows if there are many.
     const int64_t n_parts = n_rows >= 4 * params->nth ? 1 : params->nth, quanta = (k + product->quantum - 1) / product->quantum;
@@ -141,10 +177,13 @@ bool multiply(const Params * params, const Tensor * op, const Product * product)
         const int64_t row = i / n_parts, part = i % n_parts;
         const int64_t begin = quanta * part / n_parts * product->quantum, end = quanta * (part + 1) / n_parts * product->quantum;
         const char * from = (const char *) x->data + row % x->ne[1] * x->nb[1] + row / x->ne[1] % x->ne[2] * x->nb[2] + row / (x->ne[1] * x->ne[2]) * x->nb[3];
-        if (begin < end) product->prepare((const float *) from, work.prepared + row * row_bytes, k, begin, end < k ? end : k);
+        if (begin >= end) continue;
+        char * const to = work.prepared + row * work.row_bytes;
+        product->prepare((const float *) from, to, k, begin, end < k ? end : k);
+        if (work.tiles) work.tiles->pack(to, k, begin, end < k ? end : k);
     }
     if (params->ith == 0) {
-        assign_rows(op, work, row_bytes);
+        assign_rows(op, work);
         for (int64_t m = 0; m < n_matrices; m++) *(std::atomic<int64_t> *) ((char *) work.next + m * line) = 0;
     }
     ggml.barrier(params->threadpool);
@@ -160,8 +199,10 @@ bool multiply(const Params * params, const Tensor * op, const Product * product)
         for (;;) {
             const int64_t g = next.fetch_add(size, std::memory_order_relaxed);
             if (g >= groups) break;
-            const int64_t c1 = (g + size) * 16;
-            product->multiply((const char *) w->data + m * w->nb[2], w->nb[1], k, g * 16, c1 < n_columns ? c1 : n_columns, work.rows + first, work.results + first, (int) n);
+            const int64_t c0 = g * 16, c1 = c0 + size * 16 < n_columns ? c0 + size * 16 : n_columns;
+            const char * const matrix = (const char *) w->data + m * w->nb[2];
+            if (work.tiles && n >= least_of(work.tiles) && work.tiles->multiply(matrix, w->nb[1], k, c0, c1, work.rows + first, work.results + first, n, work.scratch + params->ith * work.scratch_bytes)) continue;
+            product->multiply(matrix, w->nb[1], k, c0, c1, work.rows + first, work.results + first, (int) n);
         }
     }
     return true;
@@ -180,7 +221,10 @@ size_t bytes_of_stock(int n_threads, const Tensor * op) {
 struct Traits final : TensorTraits {
     bool work_size(int n_threads, const Tensor * op, size_t & size) override {
         if (op->op == OP_FLASH_ATTN_EXT) size = kernels->attention_bytes(n_threads, op);
-        else size = (size_t) work_of(op, product_of(op), nullptr).end + line;
+        else {
+            const Product * product = product_of(op);
+            size = (size_t) Work(op, product, tiles_of(op, product), n_threads, nullptr).end + line;
+        }
         const size_t stock = bytes_of_stock(n_threads, op); // where we refuse, it is computed there
         if (size < stock) size = stock;
         return true;
@@ -335,7 +379,7 @@ EXPORT int gguf_spec_kernels_fit(const char * version) { return is_known(version
 // cpu, base: llama.cpp's loaded libraries with its CPU kernels and its tensors (dlopen's handles). wanted: name of an instruction set, or ""
 // for the best one of this processor. Returns the name of the instruction set in use, or "!" and the reason why no kernels are in use.
 EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char * wanted) {
-    if (kernels) return kernels->name;
+    if (used) return used->name;
     if (!is_version(base)) return "!they are not made for this version of ggml";
     // std::vector: first, last, and end of the memory
     struct List { BufferType ** first, ** last, ** end; };
@@ -349,19 +393,18 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
     ggml.buffer_start = (decltype(ggml.buffer_start)) dlsym(base, "ggml_backend_buffer_get_base");
     ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) dlsym(cpu, "quantize_row_q8_0");
     ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) dlsym(cpu, "quantize_row_q8_1");
-    ggml.quantize_q8_K = (decltype(ggml.quantize_q8_K)) dlsym(cpu, "quantize_row_q8_K");
-    if (!list || !plain || !ggml.barrier || !ggml.plan || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1 || !ggml.quantize_q8_K)
+    if (!list || !plain || !ggml.barrier || !ggml.plan || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1)
         return "!llama.cpp's libraries lack functions that the kernels need";
     ggml.repacked = repacked ? repacked() : nullptr;
-    for (const Kernels * set : all_kernels) {
-        if (!has(set) || (*wanted && strcmp(set->name, wanted))) continue;
+    for (const Set & set : all_sets) {
+        if (!has(set) || (*wanted && strcmp(set.name, wanted))) continue;
         List & entries = list();
         const size_t n = entries.last - entries.first;
         void * make = dlsym(RTLD_DEFAULT, "_Znwm"); // operator new, as ggml finds it: it frees the list by operator delete
         if (!make) make = dlsym(base, "_Znwm");
         BufferType ** more = (BufferType **) (make ? (void * (*) (size_t)) make : malloc)((n + 1) * sizeof(*more));
         if (!more) break;
-        kernels = set;
+        used = &set, kernels = set.kernels;
         entry.get_name = [](BufferType *) { return "GGUF_SPEC"; };
         entry.get_alignment = [](BufferType *) -> size_t { return line; };
         entry.context = &extra;
@@ -374,7 +417,7 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
         allocate = plain()->alloc_buffer;
         plain()->alloc_buffer = allocate_large_pages;
         switched_on = 3;
-        return set->name;
+        return set.name;
     }
     return *wanted ? "!this processor, or the library, lacks the instruction set" : "!this processor lacks AVX2, FMA or F16C";
 }
@@ -403,10 +446,16 @@ EXPORT void gguf_spec_kernels_switch(int which) { switched_on = kernels ? which 
 
 // For tests: use another instruction set from now on; returns whether this processor has it.
 EXPORT int gguf_spec_kernels_use(const char * name) {
-    for (const Kernels * set : all_kernels)
-        if (has(set) && kernels && !strcmp(set->name, name)) return kernels = set, 1; // a set that was not compiled is null
+    for (const Set & set : all_sets)
+        if (has(set) && used && !strcmp(set.name, name)) return used = &set, kernels = set.kernels, 1;
     return 0;
 }
+
+// Whether tiles are in use: 1, or 0 if the set has none, or -1 if the system refuses them.
+EXPORT int gguf_spec_kernels_tiles() { return !used || !used->tiles ? 0 : may_use_tiles() ? 1 : -1; }
+
+// For tests: the number of rows from which tiles are used, in the whole process; 0 for those of the kernels.
+EXPORT void gguf_spec_kernels_tiles_from(int rows) { tiles_from = rows; }
 
 // Number of products (0) or attentions (1) that were computed here.
 EXPORT long gguf_spec_kernels_count(int which) { return which ? n_attentions : n_products; }

@@ -105,7 +105,6 @@ struct Ggml {
     void * (*buffer_start)(void * buffer);
     void (*quantize_q8_0)(const float * x, void * y, int64_t k);
     void (*quantize_q8_1)(const float * x, void * y, int64_t k);
-    void (*quantize_q8_K)(const float * x, void * y, int64_t k);
     BufferType * repacked;
 };
 extern Ggml ggml;

@@ -279,11 +279,13 @@ constexpr int V = 256 / (4 * L); // vectors of a superblock
 struct Superblock {
     Ints codes[V];   // 4 L elements
     Ints scale[V];   // of the pairs of elements, as 16 bits
+    __m256i scales16; // of each 16 elements
     float d, dmin;
 };
 
 // Scale of 16 elements in each lane's 16 bits, from one for each 16 elements of the superblock.
 static inline void spread_scales(__m256i scales16, Superblock & s) {
+    s.scales16 = scales16;
     alignas(32) int16_t x[16];
     _mm256_store_si256((__m256i *) x, scales16);
     UNROLL for (int v = 0; v < V; v++) {

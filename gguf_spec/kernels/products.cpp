@@ -1,7 +1,8 @@
 // The table of products for one instruction set, and how activations are prepared for them. The kernels are in interleaved.h, plain.h
 // and floats.h.
 //
-// Rows are quantised by llama.cpp's own functions, so that they have its bits, and then sorted: bytes first, scales behind them.
+// Rows are quantised by llama.cpp's own functions, or as these do it, so that they have its bits, and then sorted: bytes first, scales behind
+// them.
 #include "kernels.h"
 #include "floats.h"
 #include "plain.h"
@@ -60,6 +61,72 @@ template <class T> void prepare_plain32(const float * x, char * row, int64_t k, 
     }
 }
 
+// Low bytes of L integers.
+inline void store_bytes(char * to, Ints x) {
+#if defined(__AVX512BW__)
+    _mm_storeu_si128((__m128i *) to, _mm512_cvtepi32_epi8(x));
+#else
+    const __m256i four = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c080400));
+    const __m256i eight = _mm256_permutevar8x32_epi32(four, _mm256_set_epi32(4, 0, 4, 0, 4, 0, 4, 0));
+    _mm_storel_epi64((__m128i *) to, _mm256_castsi256_si128(eight));
+#endif
+}
+inline Ints at_most(Ints x, int most) {
+#if defined(__AVX512BW__)
+    return _mm512_min_epi32(x, all_ints(most));
+#else
+    return _mm256_min_epi32(x, all_ints(most));
+#endif
+}
+inline Ints bits_of(Floats x) {
+#if defined(__AVX512BW__)
+    return _mm512_castps_si512(x);
+#else
+    return _mm256_castps_si256(x);
+#endif
+}
+inline Floats sizes_of(Floats x) {
+#if defined(__AVX512BW__)
+    return _mm512_abs_ps(x);
+#else
+    return _mm256_andnot_ps(all(-0.0f), x);
+#endif
+}
+
+// What ggml's quantize_row_q8_K does, with vectors: scale, 256 bytes and 16 sums for each 256 elements. The number with the largest size
+// becomes -127; of several the first one counts. A number is rounded by the bits of its sum with 1.5 * 2^23, which is defined for NaN, too.
+void quantize_q8_K(const float * x, char * out, int64_t n) {
+    for (const float * end = x + n; x < end; x += 256, out += 292) {
+        Floats most[2] = {zero(), zero()};
+        UNROLL for (int i = 0; i < 256; i += 2 * L)
+            UNROLL for (int j = 0; j < 2; j++) most[j] = maximum(sizes_of(load_floats(x + i + j * L)), most[j]); // a NaN is no maximum
+        float lanes[L], size = 0;
+        store_floats(lanes, maximum(most[0], most[1]));
+        for (float one : lanes) size = one > size ? one : size;
+        if (!(size > 0)) {
+            memset(out, 0, 292);
+            continue;
+        }
+        int first = 0;
+        while (__builtin_fabsf(x[first]) != size) first++;
+        const float inverse = -127.0f / x[first], scale = 1 / inverse;
+        memcpy(out, &scale, 4);
+        char * const bytes = out + 4;
+        UNROLL for (int i = 0; i < 256; i += L) {
+            const Ints bits = bits_of(add(mul(load_floats(x + i), all(inverse)), all(12582912.0f)));
+            store_bytes(bytes + i, at_most(subtract32(both(bits, all_ints(0x007fffff)), all_ints(0x00400000)), 127));
+        }
+        int16_t sums[16];
+        UNROLL for (int i = 0; i < 256; i += 32) { // of the bytes plus 128, by differences from zero
+            alignas(32) int64_t sum[4];
+            const __m256i plus = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *) (bytes + i)), _mm256_set1_epi8((char) 128));
+            _mm256_store_si256((__m256i *) sum, _mm256_sad_epu8(plus, _mm256_setzero_si256()));
+            sums[i / 16] = (int16_t) (sum[0] + sum[1] - 2048), sums[i / 16 + 1] = (int16_t) (sum[2] + sum[3] - 2048);
+        }
+        memcpy(bytes + 256, sums, 32);
+    }
+}
+
 size_t bytes_256(int64_t k) { return k + k / 64 + k / 8 + k / 16; }
 void prepare_256(const float * x, char * row, int64_t k, int64_t begin, int64_t end) {
     char q[PART / 256 * 292]; // scale, 256 bytes, 16 sums of 16
@@ -67,7 +134,7 @@ void prepare_256(const float * x, char * row, int64_t k, int64_t begin, int64_t 
     int16_t * sums16 = (int16_t *) (row + k + k / 64), * sums32 = (int16_t *) (row + k + k / 64 + k / 8);
     for (int64_t i = begin; i < end; i += PART) {
         const int64_t n = end - i < PART ? end - i : PART;
-        ggml.quantize_q8_K(x + i, q, n);
+        quantize_q8_K(x + i, q, n);
         for (int64_t b = 0; b < n / 256; b++) {
             const char * p = q + 292 * b;
             const int64_t at = i / 256 + b;

@@ -275,6 +275,11 @@ def n_computed(attentions: bool) -> int:
     return int(count(int(attentions)))
 
 
+def tiles() -> int:
+    """Return 1 if products use tiles of AMX in this thread, -1 if the system refuses, else 0."""
+    return int(library().gguf_spec_kernels_tiles())
+
+
 def takes_attention(key_length: int, value_length: int, kv_kind: int) -> bool:
     """Return whether the own kernels compute flash attention with these heads.
 

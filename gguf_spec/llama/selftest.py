@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,10 +38,10 @@ from .options import NONE, ContextOptions, Placement
 from .vision import ImageChunk, Projector
 
 # rows of an operation, and threads that compute it
-_WIDTHS = ((2, 2), (3, 1), (5, 1), (8, 2), (9, 1), (16, 1), (17, 2), (17, 1))
-_MOST = 17
+_WIDTHS = ((2, 2), (3, 1), (5, 1), (8, 2), (9, 1), (16, 1), (17, 2), (17, 1), (33, 1))
+_MOST = 33
 # Columns and length of the tested matrices: whole and partial groups of columns and blocks.
-_SIZES = ((40, 512), (24, 256), (16, 768))
+_SIZES = ((72, 512), (24, 256), (16, 2304))
 # Pixels of a side of the test image of projectors.
 _SIDE = 64
 # Largest accepted difference from llama.cpp's kernels, relative to the root mean square of a row.
@@ -104,6 +105,19 @@ def operations() -> Iterator[Operation]:
     for kind in _CACHES:
         for length in _LENGTHS:
             yield from _attentions(random, kind, length)
+
+
+def with_tiles() -> Iterator[Operation]:
+    """Yield the products again, with tiles of AMX from two rows on, where there are tiles."""
+    if own_kernels.tiles() != 1:
+        return
+    own_kernels.library().gguf_spec_kernels_tiles_from(2)
+    try:
+        for one in operations():
+            if not one.is_attention:
+                yield one._replace(name=f"{one.name}, with tiles")
+    finally:
+        own_kernels.library().gguf_spec_kernels_tiles_from(0)
 
 
 def _products(
@@ -221,7 +235,8 @@ def kernels(wanted: str) -> str:
     own_kernels.keep_threads()
     if refused := own_kernels.enter(wanted).reason:
         return refused
-    problem = next(filter(None, map(problem_of, operations())), "")
+    tested = chain(operations(), with_tiles())
+    problem = next(filter(None, map(problem_of, tested)), "")
     return problem and f"the self-test failed: {problem}"
 
 

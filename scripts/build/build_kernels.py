@@ -1,4 +1,4 @@
-"""Compile gguf_spec/kernels/ into one library: entry.cpp once, products.cpp and attention.cpp once for each instruction set.
+"""Compile gguf_spec/kernels/ into one library: entry.cpp once, products.cpp and attention.cpp once for each instruction set, tiles.cpp for AMX.
 
     python scripts/build/build_kernels.py [--sets best | here | all] [FOLDER]
 
@@ -23,6 +23,11 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 # Compiler options of the sets, and what a processor needs for them (names of Linux); the best set first.
 SETS = {
+    # the kernels of the next set, and tiles.cpp; its instructions are assembler
+    "amx": (
+        [*AVX512, "-mavx512vnni"],
+        ["avx512_vnni", "avx512vl", "amx_tile", "amx_int8", "amx_bf16"],
+    ),
     "avx512vnni": ([*AVX512, "-mavx512vnni"], ["avx512_vnni", "avx512vl"]),
     "avx512": (AVX512, ["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
     "avxvnni": ([*AVX2, "-mavxvnni"], ["avx_vnni"]),
@@ -56,8 +61,9 @@ def sets(which: str) -> list:
     flags = set(cpu_features())
     # where the system hides what the processor has, all are compiled
     here = [name for name, (_, needed) in SETS.items() if flags.issuperset(needed)] or list(SETS)
+    best = here[: 2 if here[0] == "amx" else 1]
     return {
-        "best": here[:1] if len(here) < len(SETS) or "avx2" in flags else here,
+        "best": best if len(here) < len(SETS) or "avx2" in flags else here,
         "here": here,
         "all": list(SETS),
     }[which]
@@ -70,6 +76,15 @@ def inputs(which: str) -> list:
     files = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
     texts = [path.read_text(encoding="utf-8") for path in [*files, Path(__file__)]]
     return [*texts, *sets(which)] if files else []
+
+
+def knows_tiles(compiler: list) -> bool:
+    """Return whether a compiler, or its assembler, knows the instructions of AMX."""
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work, "tiles.cpp")
+        source.write_text('void f() { asm volatile("tdpbf16ps %tmm2, %tmm1, %tmm0"); }\n')
+        command = [*compiler, "-c", str(source), "-o", f"{work}/tiles.o"]
+        return not subprocess.run(command, capture_output=True, check=False).returncode
 
 
 def build(
@@ -88,10 +103,11 @@ def build(
         flags = [*flags, f"-ffile-prefix-map={sources}=."]
         for name in sets(which):
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
-            jobs += [
-                (part, f"{part}-{name}", [*SETS[name][0], *defines])
-                for part in ("attention", "products")
-            ]
+            parts = ("attention", "products") if name != "amx" else ("tiles",)
+            if name == "amx" and not knows_tiles(compiler):
+                print("The compiler does not know AMX: products without tiles.", file=sys.stderr)
+                continue
+            jobs += [(part, f"{part}-{name}", [*SETS[name][0], *defines]) for part in parts]
         jobs.append(("entry", "entry", []))
 
         def run(job) -> str:

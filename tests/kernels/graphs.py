@@ -89,11 +89,17 @@ def kernels(which, instruction_set=None):
     library, usual = own_kernels.library(), own_kernels.in_use().name
     if instruction_set and not library.gguf_spec_kernels_use(instruction_set.encode()):
         pytest.skip(f"the processor, or the library, lacks {instruction_set}")
+    if instruction_set == "amx":  # from two rows on, in place of the number from which it is faster
+        if own_kernels.tiles() != 1:
+            library.gguf_spec_kernels_use(usual.encode())
+            pytest.skip("the system refuses tiles")
+        library.gguf_spec_kernels_tiles_from(2)
     library.gguf_spec_kernels_switch(which)
     try:
         yield
     finally:
         library.gguf_spec_kernels_switch(3)
+        library.gguf_spec_kernels_tiles_from(0)
         library.gguf_spec_kernels_use(usual.encode())
 
 

@@ -53,20 +53,29 @@ OF_ALL_ROWS = [
 ]  # fmt: skip
 # Bugs of rows that are longer than those of the self-test: tests of the types find them.
 OF_LONG_ROWS = [
-    ("products.cpp", "ggml.quantize_q8_K(x + i, q, n);", "ggml.quantize_q8_K(x + i % PART, q, n);", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]),
+    ("products.cpp", "    quantize_q8_K(x + i, q, n);", "    quantize_q8_K(x + i % PART, q, n);", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]),
     ("products.cpp", "sum[i / 32 + b] = header == 4", "sum[i / 32 % 32 + b] = header == 4", ["Q4_1", "Q5_1"]),
+]  # fmt: skip
+# Bugs of the kernels with tiles; the others are right.
+OF_TILES = [
+    ("tiles.cpp", "(const Block32 *) rows[r + j] + b;", "(const Block32 *) rows[r] + b;", ["repacked q4_0", "repacked iq4_nl", "repacked mxfp4"]),
+    ("tiles.cpp", "(const float *) (rows[r + j] + scale);", "(const float *) (rows[r] + scale);", ["repacked q4_K"]),
+    ("tiles.cpp", "scales[2 * group + i / 4];", "scales[2 * group];", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
 ]  # fmt: skip
 # Bugs in which rows meet which experts.
 OF_EXPERTS = [
     ("entry.cpp", "const int64_t m = id(u, t);", "const int64_t m = id(u, t) == 2 ? 1 : id(u, t);", ["experts"]),
-    ("entry.cpp", "(u % x->ne[1] + t % x->ne[2] * x->ne[1]) * row_bytes", "(u % x->ne[1] + (t ^ (t > 3)) % x->ne[2] * x->ne[1]) * row_bytes", ["experts"]),
+    ("entry.cpp", "(u % x->ne[1] + t % x->ne[2] * x->ne[1]) * work.row_bytes", "(u % x->ne[1] + (t ^ (t > 3)) % x->ne[2] * x->ne[1]) * work.row_bytes", ["experts"]),
     ("entry.cpp", "(out + u * op->nb[1] + t * op->nb[2]);", "(out + (op->ne[1] - 1 - u) * op->nb[1] + t * op->nb[2]);", ["experts"]),
 ]  # fmt: skip
 PROBLEMS = """
 import json
 from gguf_spec.llama import own_kernels, selftest
 assert own_kernels.enter("auto").name
-print(json.dumps({one.name: selftest.problem_of(one) for one in selftest.operations()}))
+problems = {}
+for tested in (selftest.operations(), selftest.with_tiles()):
+    problems |= {one.name: problems.get(one.name) or selftest.problem_of(one) for one in tested}
+print(json.dumps(problems))
 """
 # Files that `quantize` makes, and types that it has no name for: those are tested by the self-test alone.
 FILES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "F16")  # fmt: skip
@@ -93,7 +102,9 @@ def planted(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "bug", [*OF_THE_FIRST_ROW, *OF_ALL_ROWS, *OF_LONG_ROWS, *OF_EXPERTS], ids=lambda bug: bug[2]
+    "bug",
+    [*OF_THE_FIRST_ROW, *OF_ALL_ROWS, *OF_LONG_ROWS, *OF_TILES, *OF_EXPERTS],
+    ids=lambda bug: bug[2],
 )
 def test_the_sources_have_its_place(bug):
     file, right, *_ = bug
@@ -112,6 +123,22 @@ def test_the_self_test_finds_each_bug(planted, monkeypatch):
         found = [problem for key, problem in problems.items() if key.endswith(f" {name}")]
         assert found, name
         assert any(found), name
+
+
+@pytest.mark.slow
+def test_the_self_test_finds_bugs_of_tiles(tmp_path, monkeypatch):
+    own_kernels.start()
+    if own_kernels.tiles() != 1:
+        pytest.skip("there are no tiles here")
+    library, names = library_with(OF_TILES, tmp_path)
+    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
+    monkeypatch.setenv("GGUF_SPEC_KERNELS", "auto")
+    command = [sys.executable, "-c", PROBLEMS]
+    done = children.run(command, capture_output=True, text=True, check=True)
+    problems = json.loads(done.stdout.splitlines()[-1])
+    found = {key for key, problem in problems.items() if problem}
+    assert found and all(key.endswith(", with tiles") for key in found)
+    assert not [name for name in names if f"a product with {name}, with tiles" not in found]
 
 
 @pytest.mark.slow

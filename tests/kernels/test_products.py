@@ -15,7 +15,7 @@ from tests.support import children, tiny
 from . import graphs
 from .graphs import F16, F32, REPACKED, TYPES, Weights, ggml, is_repacked, kernels, quantized
 
-SETS = ("avx2", "avxvnni", "avx512", "avx512vnni")
+SETS = ("avx2", "avxvnni", "avx512", "avx512vnni", "amx")
 # types whose products add in llama.cpp's order: with these instruction sets, or with all
 AS_STOCK = set(TYPES) - {"F32", "F16", "BF16", "Q3_K"}
 KINDS = [(name, False) for name in TYPES] + [(name, True) for name in REPACKED]
@@ -89,6 +89,112 @@ def test_random_blocks(name, repacked, instruction_set):
         assert np.array_equal(alone[finite], stock[finite], equal_nan=True)
 
 
+TILED = [("Q4_0", True), ("IQ4_NL", True), ("MXFP4", True), ("Q4_K", True)]
+TILED += [(name, False) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")]
+
+
+@pytest.mark.parametrize(("name", "repacked"), TILED)
+def test_bits_with_tiles(name, repacked):
+    """More than all blocks of rows, columns and elements for which a kernel unpacks weights at once."""
+    k, columns, n = 2560, 136 if repacked else 133, 257
+    w, x = numbers((columns, k), 1), numbers((n, k), 2, extreme=True)
+    x[1::3] = np.sign(x[1::3])  # the largest sums
+    weights = Weights(quantized(w, TYPES[name]), TYPES[name], k, columns, repacked)
+    with kernels(1, "avx512vnni"):
+        alone = weights.product(x)
+    with kernels(1, "amx"):
+        for width, threads in ((257, 1), (257, 3), (256, 2), (129, 2), (64, 1), (49, 1), (33, 2)):
+            found = weights.product(x[-width:], threads)
+            assert np.array_equal(bits(found), bits(alone[-width:])), width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "repacked"), TILED)
+def test_bits_with_tiles_at_every_width(name, repacked):
+    k, columns = 512, 24
+    w, x = numbers((columns, k), 1), numbers((257, k), 2, extreme=True)
+    weights = Weights(quantized(w, TYPES[name]), TYPES[name], k, columns, repacked)
+    with kernels(1, "avx512vnni"):
+        alone = weights.product(x)
+    with kernels(1, "amx"):
+        for width in range(1, 258):
+            assert np.array_equal(bits(weights.product(x[:width])), bits(alone[:width])), width
+
+
+def test_largest_sums_with_tiles():
+    """Codes, scales and activations that make the integer sums as large as they can be."""
+    for name, repacked in TILED:
+        k, columns = 512, 16
+        n_bytes = len(quantized(np.zeros((columns, k), np.float32), TYPES[name]))
+        for fill in (0xFF, 0x7F, 0x80):
+            data = np.full(n_bytes, fill, np.uint8)
+            weights = Weights(data.tobytes(), TYPES[name], k, columns, repacked)
+            x = np.ones((20, k), np.float32) * np.where(np.arange(20) % 2, 1, -1)[:, None]
+            with kernels(1, "avx512vnni"), np.errstate(all="ignore"):
+                alone = weights.product(x)
+            with kernels(1, "amx"), np.errstate(all="ignore"):
+                assert np.array_equal(weights.product(x), alone, equal_nan=True), name
+
+
+# Prints whether tiles are in use, and the sum of the bits of a product of 40 rows.
+OF_TILES = """
+import ctypes, hashlib, os, signal, sys
+import numpy as np
+from gguf_spec.llama import own_kernels
+from tests.kernels.graphs import TYPES, Weights, quantized
+import tests.kernels.graphs as graphs
+if "refused" in sys.argv:  # Linux refuses tiles where a signal stack has no room for them
+    class Stack(ctypes.Structure):
+        _fields_ = (("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+    memory = ctypes.create_string_buffer(8192)
+    stack = Stack(ctypes.addressof(memory), 0, 8192)
+    if ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None):
+        print("no small stack")
+        sys.exit()
+own_kernels._decided[:] = [own_kernels.enter("amx")]
+own_kernels.library().gguf_spec_kernels_tiles_from(2)
+random = np.random.default_rng(1)
+w, x = (random.standard_normal((n, 512), np.float32) for n in (40, 40))
+weights = Weights(quantized(w, TYPES["Q6_K"]), TYPES["Q6_K"], 512, 40)
+def found():
+    return hashlib.sha256(weights.product(x).tobytes()).hexdigest()
+first = found()
+if "signals" in sys.argv:
+    n = []
+    signal.signal(signal.SIGALRM, lambda *_: n.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+    while len(n) < 200:
+        assert found() == first
+    signal.setitimer(signal.ITIMER_REAL, 0)
+if "fork" in sys.argv:
+    child = os.fork()
+    if not child:
+        os._exit(found() != first)
+    assert os.waitpid(child, 0)[1] == 0 and found() == first
+print(own_kernels.tiles(), first)
+"""
+
+
+@pytest.mark.parametrize("what", ["refused", "signals", "fork"])
+def test_tiles_of_a_process(what):
+    """A refusal is no error: the bits are the same. Signals and children by fork are as ever."""
+    with kernels(1, "amx"):  # skips
+        pass
+    command = [sys.executable, "-c", OF_TILES]
+    root = Path(__file__).parents[2]
+
+    def ask(*words):
+        done = children.run([*command, *words], cwd=root, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    usual, found = ask(), ask(what)
+    if found == "no small stack":
+        pytest.skip("this kernel takes no small signal stack")
+    assert found.split()[1] == usual.split()[1]
+    assert (usual.split()[0], found.split()[0]) == ("1", "-1" if what == "refused" else "1")
+
+
 @pytest.mark.parametrize("instruction_set", SETS)
 def test_odd_lengths_of_float_rows(instruction_set):
     for name in ("F32", "F16", "BF16"):
@@ -101,8 +207,9 @@ def test_odd_lengths_of_float_rows(instruction_set):
             assert np.allclose(alone, x @ w.T, atol=0.3)
 
 
+@pytest.mark.parametrize("instruction_set", [None, "amx"])
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q8_0", "Q6_K", "F16"])
-def test_experts(name):
+def test_experts(name, instruction_set):
     k, columns, n_experts, used = 256, 24, 6, 3
     kind, random = TYPES[name], np.random.default_rng(2)
     w, x = numbers((n_experts * columns, k), 1), numbers((17, 1, k), 2)
@@ -113,7 +220,7 @@ def test_experts(name):
             stock = np.concatenate(
                 [weights.product(x[i : i + 1], ids=ids[i : i + 1]) for i in range(17)]
             )
-        with kernels(1):
+        with kernels(1, instruction_set):
             alone = np.concatenate(
                 [weights.product(x[i : i + 1], ids=ids[i : i + 1]) for i in range(17)]
             )

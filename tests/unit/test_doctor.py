@@ -338,8 +338,16 @@ def test_amx(monkeypatch, stock_kernels, has, built, problem, wanted, status):
     assert found("AMX", diagnosis).status == status
     assert bool(found("AMX", diagnosis).todo) is (status != "ok")
     if has:
-        monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx512")])
-        assert "faster" in found("AMX", doctor(options=ContextOptions(n_ctx=64, threads=1))).found
+        monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("amx")])
+        for answer, said in (
+            (0, "not used by the kernels for amx"),
+            (1, "in use, by the kernels of"),
+            (-1, "refuses"),
+        ):
+            monkeypatch.setattr(own_kernels, "tiles", lambda answer=answer: answer)
+            one = found("AMX", doctor(options=ContextOptions(n_ctx=64, threads=1)))
+            assert said in one.found
+            assert (one.status, bool(one.todo)) == (("warn", True) if answer < 0 else ("ok", False))
 
 
 @pytest.mark.parametrize(
