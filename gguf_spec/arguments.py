@@ -137,7 +137,9 @@ class _ModelOptions(TypedDict, total=False):
     draft_lora: AdapterFile | Sequence[AdapterFile]
     extra_bufts: bool | None
     parallel: int | Literal["auto"]
+    max_gap: float | None
     prefix_memory: int | str
+    keep: int | str | Path | None
     rpc: str | Sequence[str]
     pooling: str | None
     reference: str | Path | None

@@ -61,7 +61,9 @@ class CutState:
     """
 
     def __init__(self, columns: Sequence[Column], body: NDArray[np.uint8], n: int) -> None:
-        self.columns, self._arrays, at = tuple(columns), list[NDArray[np.uint8]](), 0
+        self.columns: tuple[Column, ...] = tuple(columns)
+        self._arrays: list[NDArray[np.uint8]] = []
+        at = 0
         for one in columns:
             at += len(one.head)
             array = body[at : at + one.n_bytes(n)].reshape(one.rows, n, one.width)

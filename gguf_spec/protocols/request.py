@@ -80,7 +80,8 @@ class LineReader:
     """Finds where an answer ends by its `LineLimits`, while it comes."""
 
     def __init__(self, limits: LineLimits) -> None:
-        self._limits, self.is_over = limits, False
+        self._limits = limits
+        self.is_over: bool = False
         self._missing = 0  # spaces and tabs that the current line needs further
 
     def read(self, text: str, seconds: float) -> str:

@@ -46,15 +46,15 @@ class Client(Generic[AnswerT_co]):
         """Use an engine; options of requests have the defaults of its facts."""
         facts = engine.facts
         self.engine = engine
-        self.name = facts.name
-        self.draft_name = facts.draft_name
-        self.prompt = facts.prompt
-        self.sampling = facts.sampling
-        self.sampling_sources = facts.sampling_sources
-        self.speculation = facts.speculation
-        self.parallel_reason = facts.parallel_reason
-        self.notes = facts.notes
-        self.draft_notes = facts.draft_notes
+        self.name: str = facts.name
+        self.draft_name: str | None = facts.draft_name
+        self.prompt: str = facts.prompt
+        self.sampling: Sampling = facts.sampling
+        self.sampling_sources: Mapping[str, str] = facts.sampling_sources
+        self.speculation: Speculation = facts.speculation
+        self.parallel_reason: str = facts.parallel_reason
+        self.notes: tuple[str, ...] = facts.notes
+        self.draft_notes: tuple[str, ...] = facts.draft_notes
         self._has_warned = False  # that `generate` answers no questions
 
     # ---- text

@@ -366,7 +366,8 @@ class KeptPrompts:
         *,
         free: Callable[[], int | None] = available_bytes,
     ) -> None:
-        self.folder, self._free = folder, free
+        self.folder: PieceFolder = folder
+        self._free = free
         self._is_open = folder.open()
         self._target = _Chain(folder, target, target.path.name)
         self._draft = _Chain(folder, draft, draft.path.name) if draft else None

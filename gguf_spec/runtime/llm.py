@@ -277,7 +277,7 @@ class LLM(Client[Stream], OfOneProcess):
             NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
         """
         self.engine.check_generates()
-        check_types(options=options, on_pass=on_pass)
+        check_types(options=options, prefill=prefill, on_pass=on_pass)
         if not options:
             hint = "give the texts to choose from."
             raise InvalidOptionError("options", options, "at least one text", hint)

@@ -65,9 +65,10 @@ class LocalEngine(OfOneProcess):
             keep: Folder on disk for texts that outlive this process; None for none.
         """
         self.pair = pair
-        self.target = target = pair.target
+        self.target: CachedSequence = pair.target
+        target = pair.target
         weights = target.weights
-        self.facts = Facts(
+        self.facts: Facts = Facts(
             name=name,
             path=target.path,
             draft_name=pair.draft.label if pair.draft else None,
@@ -91,9 +92,11 @@ class LocalEngine(OfOneProcess):
         self.embedder: Embedder | None = None
         self.scorer: Scorer | None = None
         slots = [slot for one in pair.slots for slot in one.slots]
-        self.kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
+        recurrent = [one.recurrent for one in slots if one.recurrent]
+        self.kept: PrefixStore = PrefixStore(prefix_memory, recurrent)
         self.kept.disk = KeptPrompts(keep, pair.target, pair.draft) if keep else None
-        self.queue = (ParallelQueue if self.facts.parallel > 1 else RequestQueue)(pair, self.kept)
+        queue = ParallelQueue if self.facts.parallel > 1 else RequestQueue
+        self.queue: RequestQueue = queue(pair, self.kept)
 
     @property
     def measured(self) -> Measured:

@@ -105,7 +105,8 @@ class PieceFolder:
 
     def __init__(self, path: Path, limit: int, kind: str = "prompts") -> None:
         """Name the folder, which need not exist."""
-        self.path, self.limit = path, limit
+        self.path: Path = path
+        self.limit: int = limit
         self._kind, self._key = kind, b""
         self._n_bytes: int | None = None  # of all pieces, as far as this process knows
         self._warned: set[str] = set()

@@ -972,7 +972,7 @@ BUGS = (
     Bug("an edit may write more than the server's limit", "server/edit.py",
         "max_tokens=min(sampling.max_tokens, most.max_tokens)", "max_tokens=max(sampling.max_tokens, most.max_tokens)",
         ("server/test_edit.py",)),
-    Bug("the sentence of an error has the name that a field has in another API", "server/errors.py",
+    Bug("the sentence of an error has the name that a field has in another API", "protocols/errors.py",
         "    if message.startswith(param):\n        message = here + message[len(param) :]\n", "",
         ("server/test_errors.py",)),
     Bug("a row that lacks the named value counts as one of those that have it", "edit/doubts.py",
