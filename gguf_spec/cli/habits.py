@@ -166,6 +166,7 @@ _MEANT_OPTIONS = {
 # Names that delete, replace or do not ask. No hint offers one of them for another word.
 _DESTRUCTIVE = {
     "models remove",
+    "kept rm",
     "remove",
     "rm",
     "--force",

@@ -18,7 +18,7 @@ USAGE = [
     "tune extra", "doctor extra", "bench --runs 0", "bench extra", "chat -t hot", "models pull", "models show", "models path", "models remove",
     "models drafts", "models quantize abc.gguf", "models quantize abc.gguf o.gguf", "models trim", "models recommend food", "serve --port x",
     "serve --rope-freq-base 1", "serve --ctx-max 1", "launch", "launch nothing", "config edit extra", "ps extra", "uninstall extra", "completion nosh",
-    "worker extra", "list extra", "pull", "show", "rm",
+    "worker extra", "list extra", "pull", "show", "rm", "kept list extra", "kept rm", "kept rm gone", "kept rm --all",
 ]  # fmt: skip
 FAILURE = [
     "generate a -m gone.gguf", "generate a -f gone.txt", "chat -m gone.gguf", "batch gone.jsonl o.jsonl", "embed a -m gone.gguf", "run gone.gguf a",
@@ -47,7 +47,7 @@ def test_the_tables_name_all_commands():
         return {path for path in COMMANDS if any(f"{one} ".startswith(f"{path} ") for one in table)}
 
     assert not {*COMMANDS} - told(USAGE) - {"config path", "config show", "config", "help", "models list"} - {path for path in COMMANDS if path.startswith("config ")}  # fmt: skip
-    no_failure = {"help", "ps", "uninstall", "completion", "models list", "models recommend", "worker"}  # fmt: skip
+    no_failure = {"help", "ps", "uninstall", "completion", "models list", "models recommend", "worker", "kept list", "kept rm"}  # fmt: skip
     assert (
         not {*COMMANDS}
         - told(FAILURE)

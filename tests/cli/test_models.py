@@ -548,7 +548,7 @@ def test_remove_asks_or_needs_yes(run, home, tmp_path):
 def test_remove(run, terminal, hub, home):
     run("pull", "one")
     code, seen = terminal("remove", "one", typed=b"n\n")
-    assert (code, "Remove one, " in seen) == (0, True)
+    assert (code, "Remove one, " in seen) == (1, True)
     assert run("path", "one").returncode == 0
     hub.requests.clear()
     result = run("remove", "uno", "--yes")

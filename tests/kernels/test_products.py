@@ -139,6 +139,7 @@ def test_largest_sums_with_tiles():
 # Prints whether tiles are in use, and the sum of the bits of a product of 40 rows.
 OF_TILES = """
 import ctypes, hashlib, os, signal, sys
+from os import fork
 import numpy as np
 from gguf_spec.llama import own_kernels
 from tests.kernels.graphs import TYPES, Weights, quantized
@@ -167,7 +168,7 @@ if "signals" in sys.argv:
         assert found() == first
     signal.setitimer(signal.ITIMER_REAL, 0)
 if "fork" in sys.argv:
-    child = os.fork()
+    child = fork()
     if not child:
         os._exit(found() != first)
     assert os.waitpid(child, 0)[1] == 0 and found() == first

@@ -220,7 +220,9 @@ def test_no_other_code_renames_files():
             r"os\.(replace|rename)\(|\.rename\(|shutil\.move|\.replace\([\w./ \"]+\)", line
         )
     ]
-    assert found == [("files.py", "part.replace(path)")]
+    # A piece that a power cut leaves damaged has the wrong sum, and is not used.
+    once = [("piece_folder.py", "written.replace(path)")]
+    assert sorted(found) == [("files.py", "part.replace(path)"), *once]
 
 
 def test_a_system_that_renames_no_open_file(tmp_path, monkeypatch):
