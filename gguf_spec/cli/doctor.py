@@ -49,10 +49,12 @@ def doctor(**options: Any) -> int:
     """
     from ..doctor import context_options
     from ..doctor import doctor as run
+    from ..doctor.installation import drivers
 
-    options = with_measured_model(options)
     given = load_arguments(options | {"chat_template_file": None}, options["draft"])
     how, of_draft = context_options(**given)
+    if not drivers(how):  # the default model depends on llama.cpp
+        options = with_measured_model(options)
     diagnosis = run(
         options["model"],
         options["draft"],
