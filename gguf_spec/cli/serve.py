@@ -67,12 +67,18 @@ class _Serve(Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, _as_meant(args))
         of_gpu = [*ctx.meta.get(_OF_GPU, ()), *_left_out_for_gpu(ctx.params)]
-        why = ": this build of llama.cpp has no GPU backend"
+        why = f": {_why_no_gpu()}" if of_gpu else ""
         for names, end in ((ctx.meta.get(_LEFT_OUT), ""), (of_gpu, why)):
             if names:
                 are = "have" if len(names) > 1 else "has"
                 click.echo(f"Note: {', '.join(names)} {are} no effect here{end}.", err=True)
         return rest
+
+
+def _why_no_gpu() -> str:
+    from ..llama.backend import gpu_problem
+
+    return gpu_problem() or "this build of llama.cpp has no GPU backend"
 
 
 def _left_out_for_gpu(given: dict[str, Any]) -> list[str]:

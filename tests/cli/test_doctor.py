@@ -143,6 +143,8 @@ def test_what_a_gpu_backend_lacks_is_said(backend, tmp_path):
     assert f"--gpu-layers is 9 but must be 0 or -1: {said}" in result.stderr.decode()
     assert "Hint: omit --gpu-layers, or install what " in result.stderr.decode()
     assert "CMAKE_ARGS" not in result.stderr.decode()
+    result = run("serve", "-m", "no.gguf", "-ngl", "9")
+    assert f" has no effect here: {said}" in result.stderr.decode()
 
 
 def test_a_driver_that_crashes(backend):

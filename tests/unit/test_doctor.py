@@ -181,7 +181,19 @@ def test_a_driver_is_tried_in_another_process_first(monkeypatch, tmp_path, ended
 
 
 def test_which_libraries_are_for_gpus(tmp_path):
-    names = ["libggml.so", "libggml-base.so", "libggml-cpu.so", "libggml-cpu-haswell.so", "libggml-blas.so", "libggml-rpc.so", "libllama.v0.5.0.so", "ggml-cpu-zen4.dll", "libggml.0.dylib", "libggml-base.0.dylib", "ggml-cuda.txt"]
+    names = [
+        "libggml.so",
+        "libggml-base.so",
+        "libggml-cpu.so",
+        "libggml-cpu-haswell.so",
+        "libggml-blas.so",
+        "libggml-rpc.so",
+        "libllama.v0.5.0.so",
+        "ggml-cpu-zen4.dll",
+        "libggml.0.dylib",
+        "libggml-base.0.dylib",
+        "ggml-cuda.txt",
+    ]
     found = ["ggml-vulkan.dll", "libggml-cuda.so", "libggml-metal.0.dylib"]
     for name in (*names, *found):
         (tmp_path / name).touch()
