@@ -47,9 +47,8 @@ def doctor(**options: Any) -> int:
       gguf-spec doctor --online --json
       gguf-spec doctor -m target.gguf --read-all
     """
-    from ..doctor import context_options
+    from ..doctor import context_options, drivers
     from ..doctor import doctor as run
-    from ..doctor.installation import drivers
 
     given = load_arguments(options | {"chat_template_file": None}, options["draft"])
     how, of_draft = context_options(**given)

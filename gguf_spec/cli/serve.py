@@ -75,12 +75,6 @@ class _Serve(Command):
         return rest
 
 
-def _why_no_gpu() -> str:
-    from ..llama.backend import gpu_problem
-
-    return gpu_problem() or "this build of llama.cpp has no GPU backend"
-
-
 def _left_out_for_gpu(given: dict[str, Any]) -> list[str]:
     """Leave out values of options that need a GPU, if llama.cpp is built without; return them.
 
@@ -111,6 +105,12 @@ def _has_gpu() -> bool:
     from ..doctor import can_offload
 
     return can_offload()
+
+
+def _why_no_gpu() -> str:
+    from ..doctor import why_no_gpu
+
+    return why_no_gpu()
 
 
 def _as_meant(args: list[str]) -> list[str]:

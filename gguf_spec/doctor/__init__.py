@@ -15,14 +15,14 @@ from ..errors import Text
 from ..llama.options import ContextOptions, context_options
 from ..system.machine import format_bytes
 from . import installation
-from .installation import Check, can_offload, drivers, own_folders
+from .installation import Check, can_offload, drivers, own_folders, why_no_gpu
 
 if TYPE_CHECKING:
     from ..tune import Tuning
 
 __all__ = [
     "Check", "ContextOptions", "Diagnosis", "can_offload", "context_options", "doctor",
-    "own_folders",
+    "drivers", "own_folders", "why_no_gpu",
 ]  # fmt: skip
 
 

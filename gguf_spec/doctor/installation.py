@@ -208,6 +208,13 @@ def can_offload() -> bool:
     return has(build_features(), "GPU")
 
 
+def why_no_gpu() -> str:
+    """Return what a library for a GPU lacks, or that this build of llama.cpp has none."""
+    from ..llama.backend import gpu_problem
+
+    return gpu_problem() or "this build of llama.cpp has no GPU backend"
+
+
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     """Check that the build can use the GPU, if there is one."""
     from ..llama.backend import gpu_problem
