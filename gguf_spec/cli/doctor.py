@@ -47,12 +47,13 @@ def doctor(**options: Any) -> int:
       gguf-spec doctor --online --json
       gguf-spec doctor -m target.gguf --read-all
     """
-    from ..doctor import context_options
+    from ..doctor import context_options, drivers
     from ..doctor import doctor as run
 
-    options = with_measured_model(options)
     given = load_arguments(options | {"chat_template_file": None}, options["draft"])
     how, of_draft = context_options(**given)
+    if not drivers(how):  # the default model depends on llama.cpp
+        options = with_measured_model(options)
     diagnosis = run(
         options["model"],
         options["draft"],

@@ -67,7 +67,7 @@ class _Serve(Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, _as_meant(args))
         of_gpu = [*ctx.meta.get(_OF_GPU, ()), *_left_out_for_gpu(ctx.params)]
-        why = ": this build of llama.cpp has no GPU backend"
+        why = f": {_why_no_gpu()}" if of_gpu else ""
         for names, end in ((ctx.meta.get(_LEFT_OUT), ""), (of_gpu, why)):
             if names:
                 are = "have" if len(names) > 1 else "has"
@@ -105,6 +105,12 @@ def _has_gpu() -> bool:
     from ..doctor import can_offload
 
     return can_offload()
+
+
+def _why_no_gpu() -> str:
+    from ..doctor import why_no_gpu
+
+    return why_no_gpu()
 
 
 def _as_meant(args: list[str]) -> list[str]:

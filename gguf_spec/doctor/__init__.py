@@ -14,15 +14,15 @@ from .. import __version__
 from ..errors import Text
 from ..llama.options import ContextOptions, context_options
 from ..system.machine import format_bytes
-from . import installation, models
-from .installation import Check, can_offload, own_folders
+from . import installation
+from .installation import Check, can_offload, drivers, own_folders, why_no_gpu
 
 if TYPE_CHECKING:
     from ..tune import Tuning
 
 __all__ = [
     "Check", "ContextOptions", "Diagnosis", "can_offload", "context_options", "doctor",
-    "own_folders",
+    "drivers", "own_folders", "why_no_gpu",
 ]  # fmt: skip
 
 
@@ -94,7 +94,13 @@ def doctor(
     """
     options = options or ContextOptions()
     draft_options = draft_options or options.for_draft()
-    checks = [installation.python(), installation.package(__version__), installation.library()]
+    checks = [installation.python(), installation.package(__version__)]
+    if crashed := drivers(options):
+        checks += [*crashed, installation.memory(), installation.disk(), installation.cache()]
+        return Diagnosis(tuple(checks), None)
+    from . import models  # it loads llama.cpp
+
+    checks.append(installation.library())
     features: dict[str, str] | None = None
     if checks[-1].status == "ok":
         features = installation.build_features()

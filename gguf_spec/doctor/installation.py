@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.metadata
 import os
 import platform
@@ -21,10 +22,11 @@ from typing import Literal, TypeAlias
 
 from ..errors import BindingError, InvalidOptionError, NotInstalledError, Text
 from ..llama import openmp as openmp_module
-from ..llama import structures
-from ..llama.backend import features_of
-from ..llama.options import ContextOptions, physical_cores
+from ..llama import probe, structures
+from ..llama.library import gpu_backends, library_folder
+from ..llama.options import NEEDS_OF_GPU, ContextOptions, physical_cores
 from ..plugins import plugin
+from ..system import subprogram
 from ..system.files import (
     CACHE_FOLDERS,
     DISK_FULL,
@@ -38,6 +40,8 @@ from ..system.files import (
 from ..system.limits import processor_limit
 from ..system.machine import available_bytes, format_bytes, limit_of, total_bytes
 
+# time limit of a try of a GPU in seconds; the first one may compile its programs
+_PATIENCE_S = 300
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
 # exists if an NVIDIA driver is loaded
@@ -133,6 +137,34 @@ def package(version: str) -> Check:
     return Check("gguf-spec", status, found, todo)
 
 
+def drivers(options: ContextOptions) -> list[Check]:
+    """Compute with the GPUs in another process, as a driver may end it.
+
+    llama.cpp must not be loaded here before: it loads the drivers.
+    """
+    files = [path.name for path in gpu_backends(library_folder())]
+    if not files or subprogram.refusal():
+        return []
+    if problem := _driver_problem(options.gpu_layers, options.placement.devices):
+        found = f"llama.cpp with {', '.join(files)} {problem}: the other checks need it"
+        todo = (
+            "update the driver of the GPU, or remove these files from "
+            f"{library_folder()} to use the processor."
+        )
+        return [Check("GPU driver", "fail", found, todo)]
+    return []
+
+
+@functools.cache
+def _driver_problem(gpu_layers: int, devices: tuple[str, ...]) -> str:
+    try:
+        probe.run("gpu", gpu_layers, *devices, timeout_s=_PATIENCE_S)
+    except probe.ProbeError as error:
+        # an exception of Python, which the checks in this process report
+        return "" if str(error) == "ended with code 1" else str(error)
+    return ""
+
+
 def library() -> Check:
     """Check that llama.cpp can be imported, and that its functions and structures fit."""
     name = "llama.cpp"
@@ -164,6 +196,7 @@ def build_features() -> dict[str, str]:
     """
     import llama_cpp
 
+    from ..llama.backend import features_of
     from ..llama.devices import has_gpu, has_rpc
 
     gpu = llama_cpp.llama_supports_gpu_offload() and (not has_rpc() or has_gpu())
@@ -175,13 +208,26 @@ def can_offload() -> bool:
     return has(build_features(), "GPU")
 
 
+def why_no_gpu() -> str:
+    """Return what a library for a GPU lacks, or that this build of llama.cpp has none."""
+    from ..llama.backend import gpu_problem
+
+    return gpu_problem() or "this build of llama.cpp has no GPU backend"
+
+
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     """Check that the build can use the GPU, if there is one."""
+    from ..llama.backend import gpu_problem
+
     gpu = has(features, "GPU")
     names = ", ".join(name for name in features if name != "GPU" and has(features, name))
     found = (
         f"{origin()}, ggml {ggml_version()}; {'with' if gpu else 'without'} GPU offload; {names}"
     )
+    problem = "" if gpu else gpu_problem()
+    if problem:
+        status: Status = "fail" if options.wants_gpu else "warn"
+        return Check("build", status, problem, NEEDS_OF_GPU)
     if not gpu and options.wants_gpu:
         found = Text(
             "it has no GPU backend, which {gpu_layers=} needs", gpu_layers=options.gpu_layers

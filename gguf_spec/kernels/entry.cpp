@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <atomic>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -357,22 +358,137 @@ bool is_known(const char * version) {
     return false;
 }
 
-bool is_version(void * base) {
-    const auto version = (const char * (*) ()) dlsym(base, "ggml_version");
-    const auto op_name = (const char * (*) (int)) dlsym(base, "ggml_op_name");
-    const auto overhead = (size_t (*)()) dlsym(base, "ggml_tensor_overhead");
-    const auto type_size = (size_t (*)(int)) dlsym(base, "ggml_type_size");
-    return version && op_name && overhead && type_size && is_known(version()) && !strcmp(op_name(OP_MUL_MAT), "MUL_MAT") &&
-           !strcmp(op_name(OP_MUL_MAT_ID), "MUL_MAT_ID") && !strcmp(op_name(OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT") && overhead() == sizeof(Tensor) + 32 &&
-           type_size(Q4_K) == 144 && type_size(MXFP4) == 17 && type_size(Q8_K) == 292;
+// ---- whether our declarations (ggml_abi.h) are those of llama.cpp's loaded libraries
+//
+// The version alone does not tell: releases with the same number have other structures. So what the libraries answer is compared with
+// what is read from memory by our declarations.
+
+template <typename F> bool find(void * library, const char * name, F & function) { return (function = (F) dlsym(library, name)); }
+
+char fact[256]; // what is off; empty if nothing is
+bool is_off(const char * what, size_t found, size_t expected) {
+    if (found != expected) snprintf(fact, sizeof(fact), "%s is %zu, not %zu", what, found, expected);
+    return found != expected;
+}
+// Where a member lies, by the library and by our declarations.
+bool is_elsewhere(const char * what, const void * found, const void * expected) {
+    if (found != expected) snprintf(fact, sizeof(fact), "%s is not where it is expected", what);
+    return found != expected;
+}
+
+// Whether four pointers can be read there.
+bool is_mapped(const void * p) {
+    const size_t page = sysconf(_SC_PAGESIZE), first = (size_t) p & ~(page - 1), n = (size_t) p + 4 * sizeof(p) - first;
+    unsigned char pages[2];
+    return p && (size_t) p % sizeof(p) == 0 && !mincore((void *) first, n, pages);
+}
+// Whether an object is one of a class of the library with a function, and has the functions of an ExtraBufferType.
+bool is_object_beside(void * object, void * function) {
+    if (!is_mapped(object) || !is_mapped(*(void **) object)) return false;
+    void ** functions = *(void ***) object;
+    Dl_info library, supports, traits;
+    return dladdr(function, &library) && dladdr(functions[2], &supports) && dladdr(functions[3], &traits) &&
+           supports.dli_fbase == library.dli_fbase && traits.dli_fbase == library.dli_fbase;
+}
+
+// std::vector: first, last, and end of the memory
+struct List { BufferType ** first, ** last, ** end; };
+using ListFunction = List & (*) ();
+using TypeFunction = BufferType * (*) ();
+const char * const list_name = "_Z39ggml_backend_cpu_get_extra_buffer_typesv", * const repacked_name = "_Z35ggml_backend_cpu_repack_buffer_typev";
+
+bool numbers_are_off(void * base) {
+    const char * (*version)(), * (*op_name)(int), * (*type_name)(int);
+    size_t (*overhead)(), (*type_size)(int);
+    if (!find(base, "ggml_version", version) || !find(base, "ggml_op_name", op_name) || !find(base, "ggml_type_name", type_name) ||
+        !find(base, "ggml_tensor_overhead", overhead) || !find(base, "ggml_type_size", type_size))
+        return snprintf(fact, sizeof(fact), "functions that tell of its structures are missing");
+    if (!is_known(version())) return snprintf(fact, sizeof(fact), "its version is %s, not " GGML_VERSIONS_TEXT, version());
+    const struct { int number; const char * name; } ops[] = {{OP_MUL_MAT, "MUL_MAT"}, {OP_MUL_MAT_ID, "MUL_MAT_ID"}, {OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"}};
+    for (const auto & op : ops)
+        if (strcmp(op_name(op.number), op.name)) return snprintf(fact, sizeof(fact), "operation %d is %s, not %s", op.number, op_name(op.number), op.name);
+    const struct { int number; const char * name; size_t bytes; } types[] = {
+        {F32, "f32", 4}, {F16, "f16", 2}, {Q4_0, "q4_0", 18}, {Q4_1, "q4_1", 20}, {Q5_0, "q5_0", 22}, {Q5_1, "q5_1", 24}, {Q8_0, "q8_0", 34},
+        {Q8_1, "q8_1", 36}, {Q2_K, "q2_K", 84}, {Q3_K, "q3_K", 110}, {Q4_K, "q4_K", 144}, {Q5_K, "q5_K", 176}, {Q6_K, "q6_K", 210},
+        {Q8_K, "q8_K", 292}, {IQ4_NL, "iq4_nl", 18}, {I32, "i32", 4}, {BF16, "bf16", 2}, {MXFP4, "mxfp4", 17}};
+    for (const auto & type : types) {
+        if (strcmp(type_name(type.number), type.name)) return snprintf(fact, sizeof(fact), "type %d is %s, not %s", type.number, type_name(type.number), type.name);
+        if (type_size(type.number) != type.bytes) return snprintf(fact, sizeof(fact), "a block of %s has %zu bytes, not %zu", type.name, type_size(type.number), type.bytes);
+    }
+    return is_off("the number of bytes of a tensor", overhead() - 32, sizeof(Tensor));
+}
+
+bool tensors_are_off(void * base, void * cpu) {
+    struct InitParams { size_t bytes; void * memory; bool no_alloc; };
+    void * (*init)(InitParams), (*end)(void *), * (*data_of)(const Tensor *), * (*new_graph)(void *, size_t, bool), (*expand)(void *, Tensor *);
+    Tensor * (*new_tensor)(void *, int, int64_t, int64_t), * (*mul_mat)(void *, Tensor *, Tensor *), * (*scale)(void *, Tensor *, float), * (*view)(void *, Tensor *, int64_t, size_t), * (*node)(void *, int);
+    int (*n_nodes)(void *), (*n_places)(void *);
+    const char * (*name_of)(const Tensor *);
+    void (*threads_of)(ThreadPoolParams *, int);
+    void (*plan_of)(void * result, void * graph, int n_threads, void * threads); // a large result is written where the caller says
+    if (!find(base, "ggml_init", init) || !find(base, "ggml_free", end) || !find(base, "ggml_get_data", data_of) || !find(base, "ggml_get_name", name_of) ||
+        !find(base, "ggml_new_tensor_2d", new_tensor) || !find(base, "ggml_mul_mat", mul_mat) || !find(base, "ggml_scale", scale) || !find(base, "ggml_view_1d", view) ||
+        !find(base, "ggml_new_graph_custom", new_graph) || !find(base, "ggml_build_forward_expand", expand) || !find(base, "ggml_graph_n_nodes", n_nodes) ||
+        !find(base, "ggml_graph_size", n_places) || !find(base, "ggml_graph_node", node) || !find(base, "ggml_threadpool_params_init", threads_of) || !find(cpu, "ggml_graph_plan", plan_of))
+        return snprintf(fact, sizeof(fact), "functions that make its structures are missing");
+    void * context = init({1 << 16, nullptr, false});
+    if (!context) return snprintf(fact, sizeof(fact), "it makes no tensors");
+    Tensor * a = new_tensor(context, Q8_0, 64, 3), * b = new_tensor(context, F32, 64, 5), * product = mul_mat(context, a, b), * part = view(context, b, 32, 128), * half = scale(context, b, 0.5f);
+    Graph * graph = (Graph *) new_graph(context, 16, false);
+    expand(graph, product);
+    float factor;
+    memcpy(&factor, half->op_params, sizeof(factor));
+    char room[1024];
+    memset(room, 0xa5, sizeof(room));
+    size_t plan_bytes = sizeof(room);
+    plan_of(room, graph, 1, nullptr);
+    while (plan_bytes && room[plan_bytes - 1] == (char) 0xa5) plan_bytes--;
+    ThreadPoolParams threads = {};
+    threads_of(&threads, 3);
+    const bool off = is_off("the type of a tensor", a->type, Q8_0) || is_off("the size of a tensor", a->ne[0], 64) || is_off("the number of rows of a tensor", a->ne[1], 3) ||
+        is_off("the number of bytes between rows", a->nb[1], 68) || is_elsewhere("a tensor's memory", data_of(a), a->data) || is_elsewhere("a tensor's name", name_of(a), a->name) ||
+        is_off("the operation of a tensor", product->op, OP_MUL_MAT) || is_elsewhere("a tensor's first input", product->src[0], a) || is_elsewhere("a tensor's second input", product->src[1], b) ||
+        is_elsewhere("a view's tensor", part->view_src, b) || is_off("the offset of a view", part->view_offs, 128) || is_off("a number of an operation, in hundredths,", (size_t) (factor * 100), 50) ||
+        is_off("the number of places in a graph", graph->size, n_places(graph)) || is_off("the number of nodes in a graph", graph->n_nodes, n_nodes(graph)) || is_elsewhere("a graph's first node", node(graph, 0), graph->nodes[0]) ||
+        (plan_bytes > sizeof(GraphPlan) && is_off("the number of bytes of a plan", plan_bytes, sizeof(GraphPlan))) || is_off("the number of threads", threads.n_threads, 3) || is_off("how often a thread asks for work", threads.poll, 50);
+    end(context);
+    return off;
+}
+
+bool buffers_are_off(void * base, void * cpu) {
+    ListFunction list;
+    TypeFunction plain, repacked;
+    void * (*device_of)(BufferType *), * (*device)(int), * (*library_of)(void *), * (*function)(void *, const char *);
+    if (!find(cpu, list_name, list) || !find(base, "ggml_backend_cpu_buffer_type", plain) || !find(base, "ggml_backend_buft_get_device", device_of) || !find(base, "ggml_backend_dev_by_type", device) ||
+        !find(base, "ggml_backend_dev_backend_reg", library_of) || !find(base, "ggml_backend_reg_get_proc_address", function))
+        return snprintf(fact, sizeof(fact), "functions for its buffers are missing");
+    void * const here = device(0);
+    const auto same = (BufferType ** (*) (void *)) (here ? function(library_of(here), "ggml_backend_dev_get_extra_bufts") : nullptr);
+    if (!same) return snprintf(fact, sizeof(fact), "it does not tell the CPU's buffer types");
+    BufferType ** others = same(here);
+    const List & entries = list();
+    for (BufferType ** one = entries.first; one <= entries.last; one++, others++) {
+        if (is_elsewhere("the list of the CPU's buffer types", *others, one < entries.last ? *one : nullptr)) return true;
+        if (*others && is_elsewhere("a buffer type's device", device_of(*one), (*one)->device)) return true;
+    }
+    if (is_elsewhere("a buffer type's device", device_of(plain()), plain()->device)) return true;
+    if (!find(cpu, repacked_name, repacked)) return false;
+    if (is_elsewhere("a buffer type's device", here, repacked()->device)) return true;
+    return !is_object_beside(repacked()->context, (void *) repacked) && is_elsewhere("a buffer type's context", here, nullptr);
+}
+
+// What is off; empty where our declarations fit.
+const char * misfit(void * cpu, void * base) {
+    if (!numbers_are_off(base) && !tensors_are_off(base, cpu) && !buffers_are_off(base, cpu)) *fact = 0;
+    return fact;
 }
 
 } // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Return whether the library is made for a version of ggml.
-EXPORT int gguf_spec_kernels_fit(const char * version) { return is_known(version); }
+// Return which fact of llama.cpp's loaded libraries (dlopen's handles, as below) is not as declared here; empty if all are.
+EXPORT const char * gguf_spec_kernels_misfit(void * cpu, void * base) { return misfit(cpu, base); }
 
 // Enter the kernels into llama.cpp's list. To be called before the first model is loaded: llama.cpp copies the list then.
 //
@@ -380,12 +496,14 @@ EXPORT int gguf_spec_kernels_fit(const char * version) { return is_known(version
 // for the best one of this processor. Returns the name of the instruction set in use, or "!" and the reason why no kernels are in use.
 EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char * wanted) {
     if (used) return used->name;
-    if (!is_version(base)) return "!they are not made for this version of ggml";
-    // std::vector: first, last, and end of the memory
-    struct List { BufferType ** first, ** last, ** end; };
-    const auto list = (List & (*) ()) dlsym(cpu, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
-    const auto repacked = (BufferType * (*) ()) dlsym(cpu, "_Z35ggml_backend_cpu_repack_buffer_typev");
-    const auto plain = (BufferType * (*) ()) dlsym(base, "ggml_backend_cpu_buffer_type");
+    if (*misfit(cpu, base)) {
+        static char why[sizeof(fact) + 64];
+        snprintf(why, sizeof(why), "!they do not fit this llama.cpp: %s", fact);
+        return why;
+    }
+    const auto list = (ListFunction) dlsym(cpu, list_name);
+    const auto repacked = (TypeFunction) dlsym(cpu, repacked_name);
+    const auto plain = (TypeFunction) dlsym(base, "ggml_backend_cpu_buffer_type");
     if (!ggml.barrier) ggml.barrier = (decltype(ggml.barrier)) dlsym(cpu, "ggml_barrier");
     ggml.plan = (decltype(ggml.plan)) dlsym(cpu, "ggml_graph_plan");
     ggml.buffer_type = (decltype(ggml.buffer_type)) dlsym(base, "ggml_backend_buffer_get_type");
@@ -425,7 +543,7 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
 // Prepare to keep ggml's threads, which sleep after `spins` turns at a barrier. Returns whether that is possible; the caller lets ggml call
 // the next three functions then, in place of ggml_barrier, pthread_cond_wait and ggml_graph_plan, before the first pass.
 EXPORT int gguf_spec_kernels_keep_threads(void * cpu, void * base, int spins) {
-    if (!is_version(base)) return 0;
+    if (*misfit(cpu, base)) return 0;
     ggml.new_threads = (decltype(ggml.new_threads)) dlsym(cpu, "ggml_threadpool_new");
     ggml.free_threads = (decltype(ggml.free_threads)) dlsym(cpu, "ggml_threadpool_free");
     ggml.plan = (decltype(ggml.plan)) dlsym(cpu, "ggml_graph_plan");

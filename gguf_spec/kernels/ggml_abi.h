@@ -1,7 +1,7 @@
 // What we use of ggml's binary interface: numbers, structures and virtual functions, in the order in which these versions have them.
 //
-// The library is loaded only beside a version whose layouts were compared (start() in entry.cpp asks ggml_version()), so these declarations
-// need no headers of llama.cpp, which its wheel has only in part. Functions of ggml are found at run time.
+// These declarations need no headers of llama.cpp, which its wheel has only in part. Functions of ggml are found at run time. The kernels are
+// used only where misfit() in entry.cpp finds that the loaded libraries have these structures: the version alone does not tell.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -9,6 +9,7 @@
 
 // The ready-made llama.cpp (scripts/build/ready_made.py) has the first one, a compiled llama-cpp-python 0.3.36 the second.
 #define GGUF_SPEC_GGML_VERSIONS "0.25.1", "0.25.3"
+#define GGML_VERSIONS_TEXT "0.25.1 or 0.25.3"
 
 enum TensorType : int {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,

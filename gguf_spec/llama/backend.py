@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import _thread
+import ctypes
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 from ..errors import ClosedError, NotEnoughMemoryError
 from ..system.process import renewed
 from . import own_kernels
-from .bindings import C, llama_parts
+from .bindings import LIBRARY_FOLDER, C, call, llama_parts
 from .devices import has_gpu, has_rpc
-from .log import keep_lines
+from .library import gpu_backends
+from .log import keep_last, keep_lines, log
 from .options import ContextOptions
 
 
@@ -52,6 +56,35 @@ def uses_gpu(options: ContextOptions) -> bool:
 def offloads() -> bool:
     """Return whether this build of llama.cpp can use a GPU."""
     return bool(C.llama_supports_gpu_offload()) and (not has_rpc() or has_gpu())
+
+
+def gpu_problem() -> str:
+    """Return why the libraries for GPUs of this build are of no use, by their own words.
+
+    It is empty if there are none, or if one found a GPU.
+    """
+    return "" if offloads() else "; ".join(map(_why_unused, gpu_backends(LIBRARY_FOLDER)))
+
+
+def _why_unused(path: Path) -> str:
+    loaded = {
+        call(
+            "ggml_backend_reg_name",
+            call("ggml_backend_reg_get", ctypes.c_size_t(i)),
+            result=ctypes.c_char_p,
+        )
+        for i in range(call("ggml_backend_reg_count", result=ctypes.c_size_t))
+    }
+    name = path.name.partition("ggml-")[2].partition(".")[0].lower().encode()
+    if name in {one.lower() for one in loaded}:
+        return f"{path.name} finds no GPU"
+    # llama.cpp tried when it was loaded, and kept silent
+    keep_lines()
+    found = call("ggml_backend_load", os.fsencode(path))
+    keep_last()
+    said = next((one for one in reversed([*log]) if path.name in one), "")
+    reason = said.partition(f"{path}: ")[2] or said or "llama.cpp gave no reason"
+    return f"{path.name} finds no GPU" if found else f"{path.name} cannot be loaded: {reason}"
 
 
 def library_parts() -> list[str]:

@@ -26,7 +26,7 @@ from ..passes import Exactness, ModelSequence, PassPart
 from ..results import PassCounts
 from ..system.files import read_json, write_json
 from . import own_kernels, probe
-from .backend import library_parts, offloads, start_backend, uses_gpu
+from .backend import gpu_problem, library_parts, offloads, start_backend, uses_gpu
 from .bindings import C
 from .devices import start_numa
 from .exactness import predicted
@@ -140,7 +140,7 @@ class Context:
         start_backend()
         start_numa(options.placement.numa)
         self._know_passes(header, options)
-        options.check_backend(offloads() or bool(options.rpc))
+        options.check_backend(offloads() or bool(options.rpc), gpu_problem)
         verbose.set() if options.verbose else verbose.clear()
         keep_lines()
         try:

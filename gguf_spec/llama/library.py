@@ -25,6 +25,8 @@ _LLAMAFILE = ("llamafile_sgemm", "ggml_cpu_has_llamafile")
 # a function without a result on these processors: it returns 0
 _ZERO = "ggml_cpu_has_wasm_simd"
 _NAME = re.compile(r"(?:lib)?ggml-cpu-([\w.]+?)\.(?:so|dylib|dll)")
+# a backend for another device than the CPU
+_BACKEND = re.compile(r"(?:lib)?ggml-(?!base\b|cpu\b|blas\b|rpc\b)\w+[.\w]*\.(?:so|dylib|dll)")
 # fields of an ELF file with 64 bits: of its header, of a segment, and of the dynamic section
 _HEADER, _SEGMENT, _DYNAMIC = struct.Struct("<16s16xQ14xHH"), struct.Struct("<I4xQQ8xQQ8x"), "<qQ"
 _PT_DYNAMIC = 2
@@ -125,16 +127,30 @@ class CpuLibrary:
                 self.rebind(name, nothing)
 
 
+def library_folder() -> Path | None:
+    """Return the folder of llama.cpp's libraries, without loading them."""
+    package = find_spec("llama_cpp")
+    if not (package and package.origin):
+        return None
+    return Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(package.origin).parent / "lib")
+
+
+def gpu_backends(folder: Path | None) -> list[Path]:
+    """Return the libraries in a folder that are for GPUs, loaded or not."""
+    if not (folder and folder.is_dir()):
+        return []
+    return sorted(one for one in folder.iterdir() if _BACKEND.fullmatch(one.name))
+
+
 def load_own_libraries() -> None:
     """Load the libraries of llama-cpp-python by their paths, where others may have their names.
 
     A folder in `LD_LIBRARY_PATH` with another llama.cpp goes before the folder of a library that
     needs them, but not before what is loaded.
     """
-    package = find_spec("llama_cpp")
-    if not (os.environ.get("LD_LIBRARY_PATH") and package and package.origin):
+    folder = library_folder()
+    if not (os.environ.get("LD_LIBRARY_PATH") and folder):
         return
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or Path(package.origin).parent / "lib"
     for name in ("ggml-base", "ggml-cpu", "ggml", "llama"):
         with contextlib.suppress(OSError):  # a build without it, or one that cannot be loaded
             ctypes.CDLL(str(Path(folder, f"lib{name}.so")))

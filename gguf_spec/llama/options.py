@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 # value of `device` for no GPU, and the name of the CPU for `override_tensor`
 NONE, CPU = "none", "CPU"
+# what to do where llama.cpp has a library for a GPU that cannot be used
+NEEDS_OF_GPU = (
+    "install what this library needs: the driver of the GPU; for CUDA the packages nvidia-cublas "
+    "and nvidia-cuda-runtime, with the folders of their libraries in LD_LIBRARY_PATH."
+)
 # Matrices of experts, as llama.cpp's `--cpu-moe` selects them; the group is the layer.
 _EXPERTS = re.compile(r"^blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch|)exps")
 # start of the name of a tensor of a layer
@@ -340,17 +345,23 @@ class ContextOptions:
         """Return the context length to request, for a model trained for `n_ctx_train` positions."""
         return self.n_ctx or min(n_ctx_train or DEFAULT_CTX, DEFAULT_CTX)
 
-    def check_backend(self, has_gpu: bool) -> None:
-        """Reject GPU layers if the build of llama.cpp has no GPU backend.
+    def check_backend(self, has_gpu: bool, problem: Callable[[], str] = str) -> None:
+        """Reject GPU layers if the build of llama.cpp has no GPU backend that can be used.
 
         llama.cpp would silently keep them on the CPU.
 
+        Args:
+            problem: Returns why a backend that is there cannot be used; nothing if there is none.
+
         Raises:
             InvalidOptionError: There is no GPU backend. The hint explains how to get a build with
-                one.
+                one, or what the one that is there lacks.
         """
         name = self._named("gpu_layers")
         if self.wants_gpu and not has_gpu:
+            if found := problem():
+                hint = Text("omit {}, or {}", Option(name), NEEDS_OF_GPU)
+                raise InvalidOptionError(name, self.gpu_layers, f"0 or -1: {found}", hint)
             hint = Text(
                 "omit {}, or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install "
                 "--force-reinstall --no-cache-dir llama-cpp-python (or -DGGML_VULKAN=on, "

@@ -2,8 +2,8 @@
 
 The own kernels are a library of `gguf_spec/kernels`. It enters itself into a list of llama.cpp,
 which then asks it first for each matrix product with weights and for flash attention on the CPU.
-The library is made for one version of ggml and for x86-64 processors with AVX2. The first model of
-a process decides whether it is used.
+The library is made for two versions of ggml, whose structures it looks up before it enters itself,
+and for x86-64 processors with AVX2. The first model of a process decides whether it is used.
 
 Some builds of llama.cpp crash, or could compute wrong results, in the kernels that repack weights
 for a CPU (AMX above all). If a probe fails, models are loaded with `use_extra_bufts=False`, which
@@ -43,6 +43,8 @@ TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 30, 39})
 
 # beginning of the library's reason on a processor without the instructions
 _LACKS = "this processor"
+# beginning of its reason beside a llama.cpp with other structures
+_MISFIT = "they do not fit this llama.cpp"
 # functions that llama.cpp's CPU library calls -> those of ours that it calls to keep threads
 _OF_THREADS = {
     "ggml_barrier": "gguf_spec_kernels_barrier",
@@ -51,6 +53,9 @@ _OF_THREADS = {
 }
 # how to get the library and the version of llama-cpp-python that it is made for
 _SET_UP = "in a clone, with a C++ compiler: scripts/run, or pip install . there."
+_FITTING = (
+    "use the llama.cpp that gguf-spec sets up: in a clone, scripts/run, or pip install . there."
+)
 
 
 class Kernels(NamedTuple):
@@ -146,7 +151,9 @@ def _start(wanted: str) -> Kernels:
         return stock
     if problem:
         again = f"To repeat the self-test, remove {library_result(tested)}."
-        todo = "" if lacks else f"make {path_of_library()} again: {_SET_UP} {again}"
+        cure = f"make {path_of_library()} again: {_SET_UP}"
+        cure = _FITTING if problem.startswith(_MISFIT) else cure
+        todo = "" if lacks else f"{cure} {again}"
         return Kernels("", problem, todo)
     return enter(wanted)
 

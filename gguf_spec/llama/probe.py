@@ -15,7 +15,6 @@ from typing import Any
 
 from ..system import subprogram
 from ..system.files import cache_file, read_json, this_machine, write_json
-from .bindings import llama_parts
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,6 +65,8 @@ def result_file(test: str, *key: object) -> Path:
     Args:
         key: What the result depends on, beside the machine and the build of llama.cpp.
     """
+    from .bindings import llama_parts  # a probe of drivers must not load them here
+
     return cache_file("probe", [test, *this_machine(), *llama_parts(), *key])
 
 

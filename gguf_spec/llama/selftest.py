@@ -29,7 +29,7 @@ from ..images import check_image
 from ..registry.download import path as local
 from ..registry.resolve import resolve
 from . import own_kernels
-from .backend import start_backend
+from .backend import offloads, start_backend
 from .bindings import C, Tensors, attention, call
 from .context import Context
 from .head import open_head
@@ -307,13 +307,25 @@ def projector(path: str, model: str) -> str:
     return ""
 
 
+def gpu(layers: str, *devices: str) -> str:
+    """Compute with layers on the GPUs; return the error that this raises, otherwise nothing."""
+    placement = Placement(devices, kernels="stock")
+    options = ContextOptions(64, 1, gpu_layers=int(layers), placement=placement, extra_bufts=False)
+    try:
+        if offloads():
+            Context(local(resolve("tales-draft")), options).sequences[0].logits([100, 101], 2)
+    except GgufSpecError as error:
+        return error.message
+    return ""
+
+
 def main(test: str = "", *arguments: str) -> int:
     """Run a test and print its result; without a test, test all kernels. Return the exit code."""
     if not test:
         own_kernels.start()
         return 0 if own_kernels.extra_bufts_work() else 1
     tests: dict[str, Callable[..., object]] = {
-        one.__name__: one for one in (kernels, repacking, head, projector)
+        one.__name__: one for one in (kernels, repacking, head, projector, gpu)
     }
     sys.stdout.write(f"{json.dumps(tests[test](*arguments))}\n")
     return 0

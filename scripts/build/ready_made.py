@@ -108,8 +108,12 @@ def build_here() -> dict:
     """Return the row of `BUILDS` for this machine.
 
     Raises:
-        Unavailable: There is none, or the C library is too old.
+        Unavailable: There is none, or the C library is another one or too old.
     """
+    if sys.maxsize < 1 << 32:  # also on a processor, and with a kernel, of 64 bits
+        raise Unavailable(
+            f"this Python has 32 bits ({system()}), where gguf-spec was never tried; it needs a system of 64 bits, which boards from the Raspberry Pi 3 on can run"
+        )
     row = BUILDS.get(system())
     if row is None:
         raise Unavailable(f"there is none for {system()}")
@@ -117,10 +121,14 @@ def build_here() -> dict:
         kind, version = os.confstr("CS_GNU_LIBC_VERSION").split()
         numbers = tuple(map(int, version.split(".")[:2]))
     except (AttributeError, OSError, ValueError):
-        raise Unavailable("it needs glibc, which this system does not have") from None
+        raise Unavailable(
+            "it needs glibc, which this system does not have (Alpine has musl; Debian and Ubuntu have glibc)"
+        ) from None
     if kind != "glibc" or numbers < row["glibc"]:
         raise Unavailable(
-            "it needs glibc {}.{}, and this system has {}".format(*row["glibc"], version)
+            "it needs glibc {}.{} (Debian 12, Ubuntu 22.04, RHEL 9 and newer), and this system has {}".format(
+                *row["glibc"], version
+            )
         )
     return row
 

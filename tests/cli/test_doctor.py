@@ -2,10 +2,13 @@
 
 import json
 import re
+import shutil
 import sys
+from functools import partial
 
 import pytest
 
+from gguf_spec.llama.bindings import CPU_LIBRARY, LIBRARY_FOLDER
 from tests.support import children
 
 WELL = ("-m", "abc.gguf", "-d", "abx.gguf", "--ctx", "64", "--threads", "1")
@@ -99,3 +102,63 @@ def test_at_a_terminal_of_80_columns(work, environment):
         re.match(r"(ok    |warn  |fail  |(Failed|Could be better): )\S|\s{19}\S|$", line)
         for line in lines
     ), lines
+
+
+# ---- libraries for GPUs that lack something, or whose driver ends the process
+
+
+@pytest.fixture
+def backend(cli, tmp_path):
+    """Puts a library for a GPU, made of a source, beside those of llama.cpp, and returns a command line with it."""
+    if not CPU_LIBRARY or not CPU_LIBRARY.variant or not shutil.which("cc"):
+        pytest.skip("this llama.cpp loads no libraries by itself, or there is no compiler")
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    for file in LIBRARY_FOLDER.iterdir():
+        (folder / file.name).symlink_to(file)
+
+    def backend(name, source, *needed):
+        (tmp_path / "source.c").write_text(source)
+        command = ["cc", "-shared", "-fPIC", "-o", folder / name, tmp_path / "source.c", *needed]
+        children.run(command, check=True)
+        return partial(cli, env={"LLAMA_CPP_LIB_PATH": str(folder), "GGUF_SPEC_MODEL": ""})
+
+    return backend
+
+
+def test_what_a_gpu_backend_lacks_is_said(backend, tmp_path):
+    """It was "compile it" once, the wrong cure."""
+    (tmp_path / "empty.c").touch()
+    other = tmp_path / "libmissing.so.13"
+    name = "-Wl,-soname,libmissing.so.13"
+    children.run(["cc", "-shared", "-o", other, tmp_path / "empty.c", name], check=True)
+    run = backend("libggml-cuda.so", "", "-Wl,--no-as-needed", other)
+    other.unlink()
+    said = "libggml-cuda.so cannot be loaded: libmissing.so.13: cannot open shared object file"
+    lines = run("doctor", *WELL).stdout.decode()
+    assert f"warn  build        {said}" in lines
+    assert "-> install what this library needs: " in lines
+    result = run("generate", "-m", "abc.gguf", "-d", "none", "--gpu-layers", "9", "a")
+    assert result.returncode == 2
+    assert f"--gpu-layers is 9 but must be 0 or -1: {said}" in result.stderr.decode()
+    assert "Hint: omit --gpu-layers, or install what " in result.stderr.decode()
+    assert "CMAKE_ARGS" not in result.stderr.decode()
+    result = run("serve", "-m", "no.gguf", "-ngl", "9")
+    assert f" has no effect here: {said}" in result.stderr.decode()
+
+
+def test_a_driver_that_crashes(backend):
+    """It ended the doctor with exit code 139, without a word."""
+    crash = "void __attribute__((constructor)) f(void) { __builtin_trap(); }"
+    run = backend("libggml-vulkan.so", crash)
+    for arguments in (WELL, ("--json",)):
+        result = run("doctor", *arguments)
+        assert result.returncode == 1
+        assert "llama.cpp with libggml-vulkan.so was ended by signal " in result.stdout.decode()
+        assert result.stderr == b""
+
+
+def test_a_library_for_a_gpu_that_is_no_library(backend, tmp_path):
+    run = backend("libggml-vulkan.so", "")
+    (tmp_path / "libraries" / "libggml-vulkan.so").write_text("no library")
+    assert "libggml-vulkan.so cannot be loaded: " in run("doctor", *WELL).stdout.decode()

@@ -106,7 +106,7 @@ def test_another_library_or_machine_is_probed_again(child, monkeypatch):
     first = own_kernels.repacking_result()
     monkeypatch.setattr(files, "_cpu", lambda: "flags: other")
     second = own_kernels.repacking_result()
-    monkeypatch.setattr(probe, "llama_parts", lambda: ["libllama.so 3 5"])
+    monkeypatch.setattr("gguf_spec.llama.bindings.llama_parts", lambda: ["libllama.so 3 5"])
     assert len({first, second, own_kernels.repacking_result()}) == 3
 
 

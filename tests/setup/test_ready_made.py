@@ -76,15 +76,41 @@ def test_other_machines_compile(monkeypatch):
         return str(caught.value)
 
     monkeypatch.setattr(ready_made, "system", lambda: "linux-x86_64")
-    for version, said in (("glibc 2.31", "2.34, and this system has 2.31"), ("musl 1", "has 1")):
+    for version, said in (
+        (
+            "glibc 2.31",
+            "2.34 (Debian 12, Ubuntu 22.04, RHEL 9 and newer), and this system has 2.31",
+        ),
+        ("musl 1", "has 1"),
+    ):
         monkeypatch.setattr(os, "confstr", lambda _, version=version: version)
         assert said in why()
     monkeypatch.setattr(os, "confstr", lambda _: None)
+    assert "Alpine has musl" in why()
     assert "needs glibc, which this system does not have" in why()
     monkeypatch.setattr(os, "confstr", lambda _: "glibc 2.100")
     assert ready_made.build_here() is ROW
     monkeypatch.setattr(ready_made, "system", lambda: "linux-riscv64")
     assert why() == "there is none for linux-riscv64"
+
+
+@pytest.mark.parametrize("machine", ["armv7l", "aarch64", "i686"])
+def test_a_system_of_32_bits(monkeypatch, machine):
+    """Its kernel may have 64: then the machine is that of the ready-made libraries, which no Python of 32 bits can load."""
+    monkeypatch.setattr(ready_made, "system", lambda: f"linux-{machine}")
+    monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
+    with pytest.raises(ready_made.Unavailable, match=f"has 32 bits .linux-{machine}.*of 64 bits"):
+        ready_made.build_here()
+
+
+def test_musl_has_no_name_for_its_version(monkeypatch):
+    def confstr(_):
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(ready_made, "system", lambda: "linux-x86_64")
+    monkeypatch.setattr(os, "confstr", confstr)
+    with pytest.raises(ready_made.Unavailable, match=r"needs glibc, .*Alpine has musl"):
+        ready_made.build_here()
 
 
 def test_a_program_that_hangs_is_ended(tmp_path, monkeypatch):

@@ -20,7 +20,8 @@ import pytest
 
 from gguf_spec.doctor import Check, Diagnosis, doctor, installation
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import memory, openmp, own_kernels
+from gguf_spec.llama import backend, memory, openmp, own_kernels
+from gguf_spec.llama.library import gpu_backends
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions, Placement
 from gguf_spec.registry import hub as hub_module
@@ -147,6 +148,63 @@ def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setattr(installation, "_NVIDIA", tmp_path)
     assert check("build").status == "warn"
     assert "CMAKE_ARGS" in check("build").todo
+
+
+@pytest.mark.parametrize(
+    ("ended", "fails"),
+    [("was ended by signal 11", True), ("ended with code 1", False), ("", False)],
+)
+def test_a_driver_is_tried_in_another_process_first(monkeypatch, tmp_path, ended, fails):
+    """With the layers and devices of the options; where it crashes nothing else is loaded."""
+    tried = []
+
+    def run(*given, **_):
+        tried.append(given)
+        if ended:
+            raise installation.probe.ProbeError(ended)
+
+    monkeypatch.setattr(installation, "gpu_backends", lambda _: [tmp_path / "libggml-vulkan.so"])
+    monkeypatch.setattr(installation.probe, "run", run)
+    installation._driver_problem.cache_clear()
+    placement = Placement(("none",), kernels="stock")
+    options = ContextOptions(n_ctx=64, threads=1, gpu_layers=0, placement=placement)
+    try:
+        checks = {one.name: one for one in doctor(options=options).checks}
+    finally:
+        installation._driver_problem.cache_clear()
+    assert tried == [("gpu", 0, "none")]
+    assert ("GPU driver" in checks) is fails
+    assert ("target" in checks) is not fails
+    if fails:
+        said = "llama.cpp with libggml-vulkan.so was ended by signal 11: "
+        assert checks["GPU driver"].found.startswith(said)
+
+
+def test_which_libraries_are_for_gpus(tmp_path):
+    names = [
+        "libggml.so",
+        "libggml-base.so",
+        "libggml-cpu.so",
+        "libggml-cpu-haswell.so",
+        "libggml-blas.so",
+        "libggml-rpc.so",
+        "libllama.v0.5.0.so",
+        "ggml-cpu-zen4.dll",
+        "libggml.0.dylib",
+        "libggml-base.0.dylib",
+        "ggml-cuda.txt",
+    ]
+    found = ["ggml-vulkan.dll", "libggml-cuda.so", "libggml-metal.0.dylib"]
+    for name in (*names, *found):
+        (tmp_path / name).touch()
+    assert [one.name for one in gpu_backends(tmp_path)] == found
+    assert gpu_backends(tmp_path / "none") == gpu_backends(None) == []
+
+
+def test_a_backend_that_is_loaded_and_finds_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(backend, "LIBRARY_FOLDER", tmp_path)
+    monkeypatch.setattr(backend, "gpu_backends", lambda folder: [folder / "libggml-cpu.so"])
+    assert backend.gpu_problem() == "libggml-cpu.so finds no GPU"
 
 
 def test_a_gpu_build(monkeypatch):

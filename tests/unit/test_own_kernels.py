@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import gguf_spec
+from gguf_spec.doctor import installation
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.llama import own_kernels, probe, selftest
+from gguf_spec.llama.bindings import CPU_LIBRARY
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.own_kernels import Kernels
 from gguf_spec.llama.selftest import Operation, problem_of
@@ -32,6 +34,55 @@ const char * gguf_spec_kernels_start(const char * folder, const char * wanted) {
 void gguf_spec_kernels_switch(int which) {}
 long gguf_spec_kernels_count(int which) { return 0; }
 """
+# functions of a false llama.cpp; what is not in it is asked from the real one
+LIAR = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+#define REAL(name) dlsym(RTLD_NEXT, name)
+void * real_cpu(void) { return ((void * (*)(int)) REAL("ggml_backend_dev_by_type"))(0); }
+%s
+"""
+# A buffer type with two more members before the device, as b11352 to b11413 have it under the same version.
+LONGER = """
+static void * type[10], * types[2] = {type}, * list[3] = {types, types + 1, types + 1};
+static void ** of_device(void * device) { return types; }
+void * ggml_backend_cpu_buffer_type(void) { type[8] = real_cpu(); return type; }
+void * _Z35ggml_backend_cpu_repack_buffer_typev(void) { return ggml_backend_cpu_buffer_type(); }
+void * _Z39ggml_backend_cpu_get_extra_buffer_typesv(void) { return ggml_backend_cpu_buffer_type(), list; }
+void * ggml_backend_reg_get_proc_address(void * library, const char * name) { return of_device; }
+void * ggml_backend_buft_get_device(void ** one) { return one[8]; }
+"""
+# One more member behind the device: the context is elsewhere.
+BEHIND = """
+void * _Z35ggml_backend_cpu_repack_buffer_typev(void) {
+    static void * one[9];
+    memcpy(one, ((void * (*)(void)) REAL("_Z35ggml_backend_cpu_repack_buffer_typev"))(), 64);
+    one[8] = one[7];
+    one[7] = %s;
+    return one;
+}
+"""
+LIES = {
+    "nothing": ("", ""),
+    "version": ('char * ggml_version(void) { return "0.26.0"; }', "its version is 0.26.0, not 0.25.1 or 0.25.3"),
+    "operation": ('char * ggml_op_name(int i) { return ((char * (*)(int)) REAL("ggml_op_name"))(i - 1); }', "operation 29 is .*, not MUL_MAT"),
+    "number of a type": ('char * ggml_type_name(int i) { return ((char * (*)(int)) REAL("ggml_type_name"))(i == 39 ? 40 : i); }', "type 39 is nvfp4, not mxfp4"),
+    "block": ('size_t ggml_type_size(int i) { return i == 12 ? 148 : ((size_t (*)(int)) REAL("ggml_type_size"))(i); }', "a block of q4_K has 148 bytes, not 144"),
+    "size of a tensor": ("size_t ggml_tensor_overhead(void) { return 376; }", "the number of bytes of a tensor is 344, not 336"),
+    "data": ("void * ggml_get_data(void ** one) { return one[32]; }", "a tensor's memory is not where it is expected"),
+    "name": ("char * ggml_get_name(char * one) { return one + 264; }", "a tensor's name is not where it is expected"),
+    "input": ('void * ggml_mul_mat(void * c, void * a, void * b) { return ((void * (*)(void *, void *, void *)) REAL("ggml_mul_mat"))(c, a, a); }', "a tensor's second input is not where it is expected"),
+    "graph": ("int ggml_graph_size(int * one) { return one[2]; }", "the number of places in a graph is 16, not 2"),
+    "plan": ("void * ggml_graph_plan(void * result, void * graph, int n, void * pool) { return memset(result, 0, 64); }", "the number of bytes of a plan is 64, not 56"),
+    "threads": ("void ggml_threadpool_params_init(int * one, int n) { one[0] = n; }", "the number of threads is 0, not 3"),
+    "list": ('void * _Z39ggml_backend_cpu_get_extra_buffer_typesv(void) { static void * list[3]; return list; }', "the list of the CPU's buffer types is not where it is expected"),
+    "device": (LONGER, "a buffer type's device is not where it is expected"),
+    "no context": (BEHIND % "0", "a buffer type's context is not where it is expected"),
+    "a number as context": (BEHIND % "(void *) 4096", "a buffer type's context is not where it is expected"),
+    "a function as context": (BEHIND % "(void *) real_cpu", "a buffer type's context is not where it is expected"),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -106,6 +157,36 @@ def test_a_library_that_does_not_work_is_not_used(ask, fake, body, said):
     assert (found.name, said in found.reason) == ("", True)
     assert "to repeat the self-test, remove " in found.todo.lower()
     assert ask() == found, "remembered"
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_the_structures_of_llama_cpp_are_looked_up(tmp_path, lie):
+    """The version does not tell: others with the same one have other structures."""
+    if not shutil.which("cc") or not own_kernels.path_of_library().is_file():
+        pytest.skip("no compiler, or no kernels")
+    source, library = tmp_path / "liar.c", tmp_path / "liar.so"
+    body, said = LIES[lie]
+    source.write_text(LIAR % body)
+    real = [CPU_LIBRARY.path, llama_cpp.llama_cpp._lib._name]
+    command = ["cc", "-shared", "-fPIC", "-o", library, source, "-Wl,--no-as-needed", *real]
+    children.run(command, check=True)
+    handle = ctypes.c_void_p(ctypes.CDLL(str(library))._handle)
+    ask = own_kernels.library().gguf_spec_kernels_misfit
+    ask.restype = ctypes.c_char_p
+    assert re.fullmatch(said, ask(handle, handle).decode())
+
+
+def test_the_advice_where_the_structures_differ(monkeypatch):
+    """To compile the kernels once more would not help."""
+    reason = "they do not fit this llama.cpp: a buffer type's device is not where it is expected"
+    monkeypatch.setattr(own_kernels, "library_problem", lambda *_, **__: reason)
+    monkeypatch.setattr(own_kernels, "keep_threads", lambda: None)
+    monkeypatch.setattr(own_kernels.Path, "is_file", lambda _: True)
+    monkeypatch.setattr(own_kernels, "is_x86", lambda: True)
+    monkeypatch.setattr(own_kernels, "_decided", [])
+    check = installation.kernels(ContextOptions())
+    assert (check.status, check.found) == ("warn", f"those of llama.cpp: {reason}")
+    assert check.todo.startswith("use the llama.cpp that gguf-spec sets up: ")
 
 
 def test_another_library_is_tested_again(tmp_path, monkeypatch):
