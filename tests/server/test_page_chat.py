@@ -358,16 +358,21 @@ class TestStop:
         roles = [one["role"] for one in page.bodies()[-1]["messages"]]
         assert roles == ["user", "assistant", "user"]
 
-    def test_a_new_chat_ends_the_answer(self, page, for_ever):
+    def test_a_new_chat_leaves_the_answer_running(self, page, for_ever):
         page.set(max_tokens=40_000)
         page.say("a")
         until(lambda: len(page.text(".text")) > 100)
         page.find("#new").click()
-        until(lambda: not ask(for_ever).json()["busy"])
         assert page.count(".message") == 0
         assert page.shows("#send")
+        kept = "return Object.values(localStorage).join('').length"
+        before = page.script(kept)
+        until(lambda: page.script(kept) > before + 100)
         page.click("#conversations .open", "a")
-        assert len(page.text(".text")) > 100, "what it had is kept"
+        assert len(page.text(".text")) > 200
+        page.find("#stop").click()
+        until(lambda: not ask(for_ever).json()["busy"])
+        until(page.idle)
 
     def test_an_answer_that_is_cut_by_a_reload_is_kept(self, page):
         page.set(max_tokens=40_000)

@@ -139,6 +139,116 @@ class TestKept:
         assert page.text(".proposed") == "a"
 
 
+def answering(page):
+    """Return the titles of the chats that are marked."""
+    return page.texts("#conversations li:has(.answering) .open")
+
+
+class TestAnswersGoOn:
+    """Only the button, a new question in the same chat or its removal ends an answer."""
+
+    def begin(self, page):
+        """Begin an answer in each of two chats; the second is open."""
+        page.fake("held", "held")
+        page.say("One.")
+        until(lambda: page.count(".answer[aria-busy=true]"))
+        page.give(0, "a")
+        until(lambda: page.text(".answer .text") == "a")
+        page.find("#new").click()
+        page.say("Two.")
+        until(lambda: page.script("return window.held.length") == 2)
+
+    def test_in_two_chats_at_once(self, page):
+        self.begin(page)
+        assert answering(page) == ["Two.", "One."]
+        page.give(1, "x")
+        page.give(0, "b")
+        until(lambda: page.text(".answer .text") == "x")
+        page.click("#conversations .open", "One.")
+        assert page.text(".answer .text") == "ab", "what it has so far"
+        assert page.shows("#stop") and not page.shows("#send")
+        assert page.count(".answer .tools button") == 0
+        page.give(0, "c")
+        until(lambda: page.text(".answer .text") == "abc")
+        page.give(1, "y", ends=True)
+        until(lambda: answering(page) == ["One."])
+        assert page.text("#told") == "The answer is there: Two."
+        page.give(0, "d", ends=True)
+        until(lambda: page.idle() and not answering(page))
+        assert page.text(".answer .text") == "abcd"
+        assert page.stopped() == [False, False]
+        page.click("#conversations .open", "Two.")
+        assert page.text(".answer .text") == "xy"
+        assert "tokens/s" in page.text(".cost")
+        page.reload()
+        assert page.text(".answer .text") == "xy"
+
+    def test_before_its_first_word(self, page):
+        page.fake("held")
+        page.say("One.")
+        until(lambda: page.count(".answer[aria-busy=true]"))
+        page.find("#new").click()
+        assert page.shows("#send") and page.count(".message") == 0
+        page.click("#conversations .open", "One.")
+        assert page.count(".answer[aria-busy=true]") == 1
+        assert not page.shows("#pending")
+        page.give(0, "a", ends=True)
+        until(lambda: page.text(".answer .text") == "a" and page.idle())
+
+    def test_the_button_stops_the_open_one(self, page):
+        self.begin(page)
+        page.give(1, "x")
+        until(lambda: page.text(".answer .text") == "x")
+        page.find("#stop").click()
+        until(lambda: answering(page) == ["One."])
+        assert page.stopped() == [False, True]
+        assert page.text(".cost").startswith("Stopped")
+
+    def test_deleting_a_chat_stops_it(self, page):
+        self.begin(page)
+        page.script("document.querySelectorAll('[aria-label=\"Delete: One.\"]')[0].click()")
+        assert page.stopped() == [True, False]
+        assert answering(page) == ["Two."]
+        page.click("#notice button", "Undo")
+        assert page.text(".answer .text") == "a"
+        assert page.text(".cost").startswith("Stopped")
+        page.click("[popovertarget=menu]")
+        page.click("#menu button", "Delete all chats")
+        assert page.stopped() == [True, True]
+        assert chats(page) == []
+
+    def test_another_tab_deletes_the_chat(self, page):
+        self.begin(page)
+        first = page.driver.current_window_handle
+        page.driver.switch_to.new_window("tab")
+        try:
+            page.open()
+            until(lambda: chats(page) == ["Two.", "One."])
+            page.script("document.querySelectorAll('[aria-label=\"Delete: One.\"]')[0].click()")
+        finally:
+            page.driver.close()
+            page.driver.switch_to.window(first)
+        until(lambda: chats(page) == ["Two."])
+        assert page.stopped() == [True, False]
+
+    def test_an_error_is_told_where_it_came(self, page):
+        self.begin(page)
+        page.script("window.held[0].stream.close()")
+        until(lambda: answering(page) == ["Two."])
+        assert page.text("#trouble") == ""
+        page.click("#conversations .open", "One.")
+        assert page.text("#trouble p").startswith("The answer broke off.")
+        assert page.text(".answer .text") == "a"
+
+    def test_the_list_keeps_its_focus(self, page):
+        self.begin(page)
+        page.script("document.querySelector('[aria-label=\"Rename: One.\"]').focus()")
+        page.give(0, ends=True)
+        until(lambda: answering(page) == ["Two."])
+        label = "return document.activeElement.getAttribute('aria-label')"
+        assert page.script(label) == "Rename: One."
+
+
 class TestChanged:
     def test_again(self, page):
         page.fake(pieces("a"), pieces("b"))
@@ -184,6 +294,8 @@ class TestChanged:
         if is_read_again:
             page.reload()
             page.fake(pieces("c"))
+        else:
+            page.find("#stop").click()
         assert page.answer("Two.") == "c"
         assert page.texts(".answer .text") == ["a", "c"]
 
@@ -390,12 +502,9 @@ class TestFiles:
         (tmp_path / "a.bin").write_bytes(data)
         page.script("document.querySelector('#file').hidden = false")
         page.find("#file").send_keys(str(tmp_path / "a.bin"))
-        until(
-            lambda: (
-                page.text("#trouble p") == f"A.bin: {why}."
-                or page.text("#trouble p") == f"a.bin: {why}."
-            )
-        )
+        until(lambda: page.text("#trouble p") == f"a.bin: {why}.")
+        style = "return getComputedStyle(document.querySelector('#trouble p'), '::first-letter')"
+        assert page.script(f"{style}.textTransform") == "none", "names are shown as they are"
         assert page.count("#files li") == 0
 
 

@@ -99,14 +99,17 @@ export class Conversations {
     for (const id of [...this.kept.keys()]) this.remove(id);
   }
 
-  /** Take over what another tab changed; return the id of the conversation, if it was one. */
+  /** Return the id of the conversation that another tab changed; null for other entries. */
+  idOf(event) {
+    return event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : null;
+  }
+
+  /** Take over what another tab changed. */
   follow(event) {
-    if (!event.key?.startsWith(PREFIX)) return null;
-    const id = event.key.slice(PREFIX.length);
+    const id = this.idOf(event);
     const conversation = readConversation(parse(event.newValue));
     if (conversation?.id === id) this.kept.set(id, conversation);
     else this.kept.delete(id);
-    return id;
   }
 }
 

@@ -3,20 +3,32 @@
 import { $, make, makeButton } from "./dom.js";
 import { titleOf } from "./conversations.js";
 
+let shown = []; // what the list was made of
+
 /**
- * Show the conversations.
+ * Show the conversations. A list that is the same is left alone: answers that grow are kept often,
+ * and a new row would take the focus, or a click, from its user.
  *
  * @param {object[]} conversations the last changed one first
  * @param {string} current id of the one that is open
+ * @param {Map<string, object>} runs by id: those that are being answered
  * @param {{open: Function, rename: Function, remove: Function}} actions take a conversation
  */
-export function showList(conversations, current, actions) {
-  const rows = conversations.map((one) => rowOf(one, one.id === current, actions));
-  $("conversations").replaceChildren(...rows);
+export function showList(conversations, current, runs, actions) {
+  const place = $("conversations");
+  const state = [current, ...conversations.flatMap((one) => [one, titleOf(one), runs.has(one.id)])];
+  const isSame = state.length === shown.length && state.every((one, i) => one === shown[i]);
+  if (isSame && !place.querySelector("li:empty")) return;
+  shown = state;
+  const focused = document.activeElement.closest?.("#conversations li");
+  const at = focused ? [...focused.children].indexOf(document.activeElement) : -1;
+  const rows = conversations.map((one) => rowOf(one, one.id === current, runs.has(one.id), actions));
+  place.replaceChildren(...rows);
+  if (at >= 0) rows.find((row) => row.dataset.id === focused.dataset.id)?.children[at].focus();
   $("no-conversations").hidden = rows.length > 0;
 }
 
-function rowOf(conversation, isCurrent, actions) {
+function rowOf(conversation, isCurrent, isAnswering, actions) {
   const row = make("li", isCurrent ? "current" : "");
   row.dataset.id = conversation.id;
   const title = titleOf(conversation);
@@ -28,6 +40,14 @@ function rowOf(conversation, isCurrent, actions) {
   const remove = makeButton(`Delete: ${title}`, () => actions.remove(conversation),
     { icon: "delete" });
   row.append(open, rename, remove);
+  if (isAnswering) {
+    const mark = make("span", "answering");
+    mark.id = `answering-${conversation.id}`;
+    mark.title = mark.ariaLabel = "Answering";
+    mark.role = "img";
+    open.setAttribute("aria-describedby", mark.id);
+    row.append(mark);
+  }
   return row;
 }
 
