@@ -135,13 +135,13 @@ class TestChat:
         page.answer("Hello.")
         page.script("document.querySelector('.skip').focus()")
         names = []
-        for _ in range(16):
+        for _ in range(18):
             page.press(TAB)
             name = page.script(
                 "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent"
             )
             names.append(name)
-        assert names[:2] == ["new", "Hello."]
+        assert names[:3] == ["new", "search", "Hello."]
         order = ["open-settings", "Edit", "Answer again", "attach", "prompt", "send"]
         assert [name for name in names if name in order] == order
 
@@ -172,10 +172,11 @@ class TestChat:
         )
         page.driver.execute_cdp_cmd("Accessibility.enable", {})
         found = self.tree(page)
-        assert {"Send", "Stop", "Use key", "Settings", "New chat", "Copy", "Edit", "Answer again", "Attach text files",
+        assert {"Send", "Stop", "Use key", "Settings", "New chat", "Copy", "Edit", "Answer again", "Attach text files", "All keys",
                 "Rename: Hello.", "Delete: Hello.", "Hello.", "Why is it fast?"} <= {*found["button"]}  # fmt: skip
         assert "" not in found["button"]
         assert sorted(found["textbox"]) == ["API key", "Message"]
+        assert found["searchbox"] == ["Search chats"]
         assert found["main"] == ["Conversation"]
         assert found["article"] == ["You", "Answer"]
         assert found["navigation"] == ["Chats"]
@@ -185,7 +186,10 @@ class TestChat:
         found = self.tree(page)
         assert "dialog" in found
         assert sorted(found["spinbutton"]) == [
-            "Most tokens", "Seed: the same number gives the same answer", "Temperature"
+            "Frequency penalty: for each repetition", "Min-p: part of the best word's probability", "Most tokens",
+            "Presence penalty: once for each word", "Repeat penalty: a factor, 1 is off",
+            "Seed: the same number gives the same answer", "Temperature", "Top-k: the most likely words alone",
+            "Top-p: up to this total probability",
         ]  # fmt: skip
         assert len(found["radio"]) == 3
         assert found["switch"] == ["Propose words ahead, where that is faster"]
@@ -414,7 +418,8 @@ def test_nothing_is_wider_than_the_screen(page, width):
     until(lambda: page.count(".tools .why") and page.idle())
     page.script("document.querySelector('.thinking').open = true")
     assert page.script(wide) == []
-    for opener, place in (("#open-settings", "#settings"), (".tools .why", "#why")):
+    places = {"#open-settings": "#settings", ".tools .why": "#why", "#open-keys": "#keys-list"}
+    for opener, place in places.items():
         page.script("document.querySelector(arguments[0]).click()", opener)
         assert page.shows(place)
         assert page.script(wide) == []

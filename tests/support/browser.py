@@ -23,6 +23,7 @@ FLAGS = (
 )  # fmt: skip
 WIDTHS = {"desktop": (1280, 800), "phone": (390, 844), "narrow": (320, 640)}
 ENTER, ESCAPE, TAB, SHIFT, RELEASE = "\ue007", "\ue00c", "\ue004", "\ue008", "\ue000"
+CONTROL, BACKSPACE = "\ue009", "\ue003"
 
 # Answers the next chat requests in place of the server: each with a list of pieces of the stream,
 # with an error, or never. "held" begins an answer that `Page.give` goes on with. The requests are kept in `asked`, the

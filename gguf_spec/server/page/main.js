@@ -7,13 +7,14 @@ import { Conversations, currentId, newConversation, putAside, questionBefore, se
   titleOf, turnBack, turnTo } from "./conversations.js";
 import { $, announce, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
 import { openDrawer } from "./drawer.js";
+import { connectKeys } from "./keys.js";
 import { connectMenu, exportAll } from "./menu.js";
 import { summaryOf } from "./message.js";
 import { showFill, showModels } from "./models.js";
 import { clearNotices, showNotice, showTrouble } from "./notices.js";
 import { Run } from "./running.js";
 import { SettingsForm } from "./settings.js";
-import { showList } from "./sidebar.js";
+import { connectSearch, showList } from "./sidebar.js";
 import { Thread } from "./thread.js";
 
 const SAVE_MS = 1000; // milliseconds between saves while an answer streams
@@ -35,7 +36,8 @@ class Page {
     });
     this.composer = new Composer({
       send: (message) => this.send(message),
-      problem: (text) => showTrouble(text),
+      problem: showTrouble,
+      notice: showNotice,
     });
     this.listen();
     this.open(this.kept.get(currentId()) ?? newConversation());
@@ -100,21 +102,17 @@ class Page {
   /** Answer the last question of the conversation; that goes on while others are open. */
   async ask() {
     const { conversation, settings, model } = this;
-    const { id, messages } = conversation;
     const asked = { fields: settings.fields(model), system: settings.values.system,
       room: settings.room(model) };
-    const run = new Run(conversation, asked, {
-      begun: () => this.begun(run),
-      moved: () => this.moved(run),
-    });
+    const run = new Run(conversation, asked, this);
     this.troubles.delete(conversation);
-    this.runs.set(id, run);
+    this.runs.set(conversation.id, run);
     this.keep();
     this.show();
     const trouble = await run.run();
     if (run.isLeft) return;
-    this.runs.delete(id);
-    turnBack(messages);
+    this.runs.delete(conversation.id);
+    turnBack(conversation.messages);
     this.save(conversation);
     if (conversation !== this.conversation) {
       if (trouble) this.troubles.set(conversation, trouble);
@@ -123,7 +121,10 @@ class Page {
     }
     keepingTheEnd(() => this.show());
     if (trouble) this.explain(trouble, () => this.answerAgain());
-    else if (run.answer) announce(`Answer: ${run.answer.message.content} ${summaryOf(run.answer.message)}.`);
+    else if (run.answer) {
+      const { message } = run.answer;
+      announce(`Answer: ${message.content} ${summaryOf(message)}.`);
+    }
   }
 
   begun(run) {
@@ -264,6 +265,7 @@ messages will be gone when the page is closed.", actions);
   }
 
   openNew() {
+    $("search").value = "";
     this.open(newConversation());
     announce("New chat.");
   }
@@ -328,7 +330,7 @@ messages will be gone when the page is closed.", actions);
 
   showList() {
     if ($("conversations").querySelector("input")) return; // a title is being changed
-    showList(this.kept.list(), this.conversation.id, this.runs, {
+    showList(this.kept.list(), this.conversation.id, this.runs, $("search").value, {
       open: (one) => this.open(one),
       rename: (one, title) => this.rename(one, title),
       remove: (one) => this.remove(one),
@@ -365,9 +367,12 @@ messages will be gone when the page is closed.", actions);
       add: (conversations) => this.add(conversations),
       removeAll: () => this.removeAll(),
     });
-    document.addEventListener("keydown", (event) => {
-      const isBusy = document.querySelector("dialog[open], :popover-open");
-      if (event.key === "Escape" && !isBusy) this.run?.stop();
+    connectSearch(() => this.showList());
+    connectKeys({
+      create: () => this.openNew(),
+      remove: () => this.conversation.messages.length && this.remove(this.conversation),
+      write: () => this.composer.focus(),
+      stop: () => this.run?.stop(),
     });
     document.addEventListener("scroll", () => ($("down").hidden = isAtEnd()), { passive: true });
     addEventListener("pagehide", () => {

@@ -11,11 +11,11 @@ export class Run {
   /**
    * @param {object} conversation
    * @param {{fields: object, system: string, room: number | null}} asked what is sent with it
-   * @param {{begun: Function, moved: Function}} told called with this run: a request begins, and
+   * @param {{begun: Function, moved: Function}} page called with this run: a request begins, and
    *   the answer has grown
    */
-  constructor(conversation, asked, told) {
-    Object.assign(this, { conversation, asked, told });
+  constructor(conversation, asked, page) {
+    Object.assign(this, { conversation, asked, page });
     this.answer = null;
     this.isStopped = false;
     this.isLeft = false;
@@ -23,7 +23,7 @@ export class Run {
     this.saved = performance.now();
   }
 
-  /** Ask the server; leave out old turns as long as it says that it is too much. Return the error. */
+  /** Ask; leave out old turns as long as it says that it is too much; return the error. */
   async run() {
     const { conversation, asked: { fields, system, room } } = this;
     const count = (messages) => countTokens(fields.model, messages);
@@ -41,7 +41,7 @@ export class Run {
   async stream(fields) {
     const answer = new Answer(fields, () => this.progress());
     this.answer = answer;
-    this.told.begun(this);
+    this.page.begun(this);
     const trouble = await answer.run();
     clearTimeout(this.timer);
     this.timer = 0;
@@ -59,7 +59,7 @@ export class Run {
     if (!answer.isEmpty && messages.at(-1) !== answer.message) messages.push(answer.message);
     this.timer ||= setTimeout(() => {
       this.timer = 0;
-      if (!this.isLeft) this.told.moved(this);
+      if (!this.isLeft) this.page.moved(this);
     }, DRAW_MS);
   }
 
