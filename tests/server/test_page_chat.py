@@ -52,6 +52,21 @@ class TestChat:
             "stream_options": {"include_usage": True, "include_speculation": True},
         }  # fmt: skip
 
+    def test_two_chats_at_once_get_the_texts_that_they_get_alone(self, page):
+        page.set(seed=3, max_tokens=300)
+        questions = ("Tell me of a fox.", "Tell me of a bear.")
+        alone = []
+        for question in questions:
+            page.find("#new").click()
+            alone.append(page.answer(question))
+        for question in questions:
+            page.find("#new").click()
+            page.say(question)
+        until(lambda: not page.count("#conversations .answering"))
+        for text in reversed(alone):  # the last one asked is open
+            assert page.text(".answer .text") == text
+            page.script("document.querySelectorAll('#conversations .open')[1].click()")
+
     def test_says_how_much_of_a_long_prompt_is_read(self, page):
         states = page.module(
             "answer.js",

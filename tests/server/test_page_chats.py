@@ -242,6 +242,29 @@ class TestAnswersGoOn:
         until(lambda: chats(page) == ["Two."])
         assert page.stopped() == [True, False]
 
+    def test_another_tab_renames_the_chat(self, page):
+        self.begin(page)
+        first = page.driver.current_window_handle
+        page.driver.switch_to.new_window("tab")
+        try:
+            page.size("desktop")
+            page.open()
+            until(lambda: chats(page) == ["Two.", "One."])
+            page.click("#conversations .open", "One.")
+            page.click("#conversations button", "Rename: One.")
+            page.press("New name", ENTER)
+        finally:
+            page.driver.close()
+            page.driver.switch_to.window(first)
+        until(lambda: page.count("#conversations [title='New name']"))
+        page.click("#conversations .open", "New name")
+        page.give(0, "b", ends=True)
+        until(page.idle)
+        assert page.text(".answer .text") == "ab"
+        page.reload()
+        assert page.text(".answer .text") == "ab"
+        assert chats(page) == ["Two.", "New name"]
+
     def test_an_error_is_told_where_it_came(self, page):
         self.begin(page)
         page.script("window.held[0].stream.close()")

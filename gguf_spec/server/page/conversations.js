@@ -104,11 +104,12 @@ export class Conversations {
     return event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : null;
   }
 
-  /** Take over what another tab changed. */
-  follow(event) {
+  /** Take over what another tab changed: only the title of one that is being answered here. */
+  follow(event, isAnswering) {
     const id = this.idOf(event);
     const conversation = readConversation(parse(event.newValue));
-    if (conversation?.id === id) this.kept.set(id, conversation);
+    if (isAnswering) this.get(id).title = conversation?.title ?? this.get(id).title;
+    else if (conversation?.id === id) this.kept.set(id, conversation);
     else this.kept.delete(id);
   }
 }

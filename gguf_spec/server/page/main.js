@@ -144,12 +144,12 @@ class Page {
   }
 
   /** End the running answer of a conversation at once, without waiting for the server. */
-  leave(conversation = this.conversation) {
+  leave(conversation = this.conversation, { keeps = true } = {}) {
     const run = this.runs.get(conversation.id);
     if (!run) return;
     run.leave();
     this.runs.delete(conversation.id);
-    this.save(conversation);
+    if (keeps) this.save(conversation);
     this.showRunning();
   }
 
@@ -381,15 +381,13 @@ messages will be gone when the page is closed.", actions);
     addEventListener("storage", (event) => this.follow(event));
   }
 
-  /** Show what another tab changed. An answer that is being written here is not replaced. */
+  /** Show what another tab changed. */
   follow(event) {
     const id = this.kept.idOf(event);
-    const run = this.runs.get(id);
-    if (!id || (run && event.newValue !== null)) return;
-    run?.leave(); // the other tab deleted its conversation
-    this.runs.delete(id);
-    this.kept.follow(event);
-    if (id === this.conversation.id) {
+    if (!id) return;
+    if (event.newValue === null) this.leave({ id }, { keeps: false });
+    this.kept.follow(event, this.runs.has(id));
+    if (id === this.conversation.id && !this.run) {
       this.conversation = this.kept.get(id) ?? newConversation();
       this.show();
     }
