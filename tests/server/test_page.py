@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
+from gguf_spec.options import SAMPLING
 from gguf_spec.server import app, serve_in_thread
 from tests.server.conftest import ask, metrics
 
@@ -110,10 +111,18 @@ def test_the_imports_of_scripts_exist():
         order += free
 
 
-def test_the_page_names_the_default_temperature():
-    assert re.search(r'id="temperature"[^>]*placeholder="([\d.]+) ', text_of("/"))[1] == str(
-        gguf_spec.Sampling().temperature
-    )
+@pytest.mark.parametrize("name", [
+    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
+])  # fmt: skip
+def test_the_fields_of_sampling_are_those_of_the_server(name):
+    """The same limits, and the default as placeholder."""
+    field = re.search(rf'<input id="{name}"[^>]*>', text_of("/"))[0]
+    given = dict(re.findall(r'([a-z]+)="([^"]*)"', field))
+    rule = SAMPLING[name]
+    assert given["placeholder"].split()[0] == str(getattr(gguf_spec.Sampling(), name))
+    assert float(given["min"]) == rule.least
+    assert rule.most is None or float(given["max"]) == rule.most
+    assert (given["step"] == "1") == (rule.type == "integer")
 
 
 def test_every_id_is_there():

@@ -52,6 +52,21 @@ class TestChat:
             "stream_options": {"include_usage": True, "include_speculation": True},
         }  # fmt: skip
 
+    def test_two_chats_at_once_get_the_texts_that_they_get_alone(self, page):
+        page.set(seed=3, max_tokens=300)
+        questions = ("Tell me of a fox.", "Tell me of a bear.")
+        alone = []
+        for question in questions:
+            page.find("#new").click()
+            alone.append(page.answer(question))
+        for question in questions:
+            page.find("#new").click()
+            page.say(question)
+        until(lambda: not page.count("#conversations .answering"))
+        for text in reversed(alone):  # the last one asked is open
+            assert page.text(".answer .text") == text
+            page.script("document.querySelectorAll('#conversations .open')[1].click()")
+
     def test_says_how_much_of_a_long_prompt_is_read(self, page):
         states = page.module(
             "answer.js",
@@ -135,13 +150,13 @@ class TestChat:
         page.answer("Hello.")
         page.script("document.querySelector('.skip').focus()")
         names = []
-        for _ in range(16):
+        for _ in range(18):
             page.press(TAB)
             name = page.script(
                 "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent"
             )
             names.append(name)
-        assert names[:2] == ["new", "Hello."]
+        assert names[:3] == ["new", "search", "Hello."]
         order = ["open-settings", "Edit", "Answer again", "attach", "prompt", "send"]
         assert [name for name in names if name in order] == order
 
@@ -172,10 +187,11 @@ class TestChat:
         )
         page.driver.execute_cdp_cmd("Accessibility.enable", {})
         found = self.tree(page)
-        assert {"Send", "Stop", "Use key", "Settings", "New chat", "Copy", "Edit", "Answer again", "Attach text files",
+        assert {"Send", "Stop", "Use key", "Settings", "New chat", "Copy", "Edit", "Answer again", "Attach text files", "All keys",
                 "Rename: Hello.", "Delete: Hello.", "Hello.", "Why is it fast?"} <= {*found["button"]}  # fmt: skip
         assert "" not in found["button"]
         assert sorted(found["textbox"]) == ["API key", "Message"]
+        assert found["searchbox"] == ["Search chats"]
         assert found["main"] == ["Conversation"]
         assert found["article"] == ["You", "Answer"]
         assert found["navigation"] == ["Chats"]
@@ -185,7 +201,10 @@ class TestChat:
         found = self.tree(page)
         assert "dialog" in found
         assert sorted(found["spinbutton"]) == [
-            "Most tokens", "Seed: the same number gives the same answer", "Temperature"
+            "Frequency penalty: for each repetition", "Min-p: part of the best word's probability", "Most tokens",
+            "Presence penalty: once for each word", "Repeat penalty: a factor, 1 is off",
+            "Seed: the same number gives the same answer", "Temperature", "Top-k: the most likely words alone",
+            "Top-p: up to this total probability",
         ]  # fmt: skip
         assert len(found["radio"]) == 3
         assert found["switch"] == ["Propose words ahead, where that is faster"]
@@ -358,16 +377,21 @@ class TestStop:
         roles = [one["role"] for one in page.bodies()[-1]["messages"]]
         assert roles == ["user", "assistant", "user"]
 
-    def test_a_new_chat_ends_the_answer(self, page, for_ever):
+    def test_a_new_chat_leaves_the_answer_running(self, page, for_ever):
         page.set(max_tokens=40_000)
         page.say("a")
         until(lambda: len(page.text(".text")) > 100)
         page.find("#new").click()
-        until(lambda: not ask(for_ever).json()["busy"])
         assert page.count(".message") == 0
         assert page.shows("#send")
+        kept = "return Object.values(localStorage).join('').length"
+        before = page.script(kept)
+        until(lambda: page.script(kept) > before + 100)
         page.click("#conversations .open", "a")
-        assert len(page.text(".text")) > 100, "what it had is kept"
+        assert len(page.text(".text")) > 200
+        page.find("#stop").click()
+        until(lambda: not ask(for_ever).json()["busy"])
+        until(page.idle)
 
     def test_an_answer_that_is_cut_by_a_reload_is_kept(self, page):
         page.set(max_tokens=40_000)
@@ -409,7 +433,8 @@ def test_nothing_is_wider_than_the_screen(page, width):
     until(lambda: page.count(".tools .why") and page.idle())
     page.script("document.querySelector('.thinking').open = true")
     assert page.script(wide) == []
-    for opener, place in (("#open-settings", "#settings"), (".tools .why", "#why")):
+    places = {"#open-settings": "#settings", ".tools .why": "#why", "#open-keys": "#keys-list"}
+    for opener, place in places.items():
         page.script("document.querySelector(arguments[0]).click()", opener)
         assert page.shows(place)
         assert page.script(wide) == []

@@ -6,7 +6,18 @@ import pytest
 
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import until
-from tests.support.browser import ENTER, ESCAPE, Page, needs_browser, pieces, refusal
+from tests.support.browser import (
+    BACKSPACE,
+    CONTROL,
+    ENTER,
+    ESCAPE,
+    RELEASE,
+    SHIFT,
+    Page,
+    needs_browser,
+    pieces,
+    refusal,
+)
 
 pytestmark = needs_browser
 
@@ -139,6 +150,266 @@ class TestKept:
         assert page.text(".proposed") == "a"
 
 
+def answering(page):
+    """Return the titles of the chats that are marked."""
+    return page.texts("#conversations li:has(.answering) .open")
+
+
+class TestAnswersGoOn:
+    """Only the button, a new question in the same chat or its removal ends an answer."""
+
+    def begin(self, page):
+        """Begin an answer in each of two chats; the second is open."""
+        page.fake("held", "held")
+        page.say("One.")
+        until(lambda: page.count(".answer[aria-busy=true]"))
+        page.give(0, "a")
+        until(lambda: page.text(".answer .text") == "a")
+        page.find("#new").click()
+        page.say("Two.")
+        until(lambda: page.script("return window.held.length") == 2)
+
+    def test_in_two_chats_at_once(self, page):
+        self.begin(page)
+        assert answering(page) == ["Two.", "One."]
+        page.give(1, "x")
+        page.give(0, "b")
+        until(lambda: page.text(".answer .text") == "x")
+        page.click("#conversations .open", "One.")
+        assert page.text(".answer .text") == "ab", "what it has so far"
+        assert page.shows("#stop") and not page.shows("#send")
+        assert page.count(".answer .tools button") == 0
+        page.give(0, "c")
+        until(lambda: page.text(".answer .text") == "abc")
+        page.give(1, "y", ends=True)
+        until(lambda: answering(page) == ["One."])
+        assert page.text("#told") == "The answer is there: Two."
+        page.give(0, "d", ends=True)
+        until(lambda: page.idle() and not answering(page))
+        assert page.text(".answer .text") == "abcd"
+        assert page.stopped() == [False, False]
+        page.click("#conversations .open", "Two.")
+        assert page.text(".answer .text") == "xy"
+        assert "tokens/s" in page.text(".cost")
+        page.reload()
+        assert page.text(".answer .text") == "xy"
+
+    def test_before_its_first_word(self, page):
+        page.fake("held")
+        page.say("One.")
+        until(lambda: page.count(".answer[aria-busy=true]"))
+        page.find("#new").click()
+        assert page.shows("#send") and page.count(".message") == 0
+        page.click("#conversations .open", "One.")
+        assert page.count(".answer[aria-busy=true]") == 1
+        assert not page.shows("#pending")
+        page.give(0, "a", ends=True)
+        until(lambda: page.text(".answer .text") == "a" and page.idle())
+
+    def test_the_button_stops_the_open_one(self, page):
+        self.begin(page)
+        page.give(1, "x")
+        until(lambda: page.text(".answer .text") == "x")
+        page.find("#stop").click()
+        until(lambda: answering(page) == ["One."])
+        assert page.stopped() == [False, True]
+        assert page.text(".cost").startswith("Stopped")
+
+    def test_deleting_a_chat_stops_it(self, page):
+        self.begin(page)
+        page.script("document.querySelectorAll('[aria-label=\"Delete: One.\"]')[0].click()")
+        assert page.stopped() == [True, False]
+        assert answering(page) == ["Two."]
+        page.click("#notice button", "Undo")
+        assert page.text(".answer .text") == "a"
+        assert page.text(".cost").startswith("Stopped")
+        page.click("[popovertarget=menu]")
+        page.click("#menu button", "Delete all chats")
+        assert page.stopped() == [True, True]
+        assert chats(page) == []
+
+    def test_another_tab_deletes_the_chat(self, page):
+        self.begin(page)
+        first = page.driver.current_window_handle
+        page.driver.switch_to.new_window("tab")
+        try:
+            page.open()
+            until(lambda: chats(page) == ["Two.", "One."])
+            page.script("document.querySelectorAll('[aria-label=\"Delete: One.\"]')[0].click()")
+        finally:
+            page.driver.close()
+            page.driver.switch_to.window(first)
+        until(lambda: chats(page) == ["Two."])
+        assert page.stopped() == [True, False]
+
+    def test_another_tab_renames_the_chat(self, page):
+        self.begin(page)
+        first = page.driver.current_window_handle
+        page.driver.switch_to.new_window("tab")
+        try:
+            page.size("desktop")
+            page.open()
+            until(lambda: chats(page) == ["Two.", "One."])
+            page.click("#conversations .open", "One.")
+            page.click("#conversations button", "Rename: One.")
+            page.press("New name", ENTER)
+        finally:
+            page.driver.close()
+            page.driver.switch_to.window(first)
+        until(lambda: page.count("#conversations [title='New name']"))
+        page.click("#conversations .open", "New name")
+        page.give(0, "b", ends=True)
+        until(page.idle)
+        assert page.text(".answer .text") == "ab"
+        page.reload()
+        assert page.text(".answer .text") == "ab"
+        assert chats(page) == ["Two.", "New name"]
+
+    def test_an_error_is_told_where_it_came(self, page):
+        self.begin(page)
+        page.script("window.held[0].stream.close()")
+        until(lambda: answering(page) == ["Two."])
+        assert page.text("#trouble") == ""
+        page.click("#conversations .open", "One.")
+        assert page.text("#trouble p").startswith("The answer broke off.")
+        assert page.text(".answer .text") == "a"
+
+    def test_the_list_keeps_its_focus(self, page):
+        self.begin(page)
+        page.script("document.querySelector('[aria-label=\"Rename: One.\"]').focus()")
+        page.give(0, ends=True)
+        until(lambda: answering(page) == ["Two."])
+        label = "return document.activeElement.getAttribute('aria-label')"
+        assert page.script(label) == "Rename: One."
+
+
+class TestSearch:
+    def three(self, page):
+        page.fake(pieces("The **fox** sleeps."), pieces("b"), pieces("c"))
+        for question in ("Tell me of a bear.", "And of a wolf?", "A FOX, please."):
+            page.find("#new").click()
+            page.answer(question)
+
+    @staticmethod
+    def hits(page):
+        return page.texts("#conversations .open > span")
+
+    def test_in_titles_and_texts(self, page):
+        self.three(page)
+        assert self.hits(page) == ["A FOX, please.", "And of a wolf?", "Tell me of a bear."]
+        page.find("#search").send_keys("fox")
+        assert self.hits(page) == ["A FOX, please.", "Tell me of a bear."]
+        assert page.texts("#conversations small") == ["A FOX, please.", "The **fox** sleeps."]
+        assert page.texts("#conversations mark") == ["FOX", "fox"]
+        assert page.text("#told") == "2 chats"
+        page.find("#search").send_keys(" bear")
+        assert self.hits(page) == ["Tell me of a bear."], "all words, wherever they are"
+        page.press(ENTER)
+        assert page.texts(".asked") == ["Tell me of a bear."]
+        page.find("#search").send_keys(" no<b>")
+        assert self.hits(page) == []
+        assert page.shows("#no-hits") and not page.shows("#no-conversations")
+        page.press(ESCAPE)
+        assert len(self.hits(page)) == 3
+        assert not page.shows("#no-hits")
+        page.press(ESCAPE)
+        assert page.focus == "prompt"
+
+    def test_a_title_of_its_own_and_a_file(self, page):
+        self.three(page)
+        page.click("#conversations button", "Rename: A FOX, please.")
+        page.press("Animals", ENTER)
+        page.find("#search").send_keys("animal")
+        assert self.hits(page) == ["Animals"]
+        assert page.count("#conversations small") == 0
+        found = page.module(
+            "search.js",
+            """const file = {name: "a.py", text: "x".repeat(50) + " def needle(): " + "y".repeat(99)};
+            const chat = {messages: [{role: "user", content: "", files: [file]}]};
+            return it.search([chat], "NEEDLE", () => "")[0].found""",
+        )
+        assert found == ["…" + "x" * 15 + " def ", "needle", "(): " + "y" * 56]
+
+    def test_a_new_chat_ends_the_search(self, page):
+        self.three(page)
+        page.find("#search").send_keys("wolf")
+        page.find("#new").click()
+        assert len(self.hits(page)) == 3
+
+    def test_escape_there_stops_no_answer(self, page):
+        page.fake("held")
+        page.say("One.")
+        until(lambda: page.count(".answer[aria-busy=true]"))
+        page.find("#search").send_keys("x", ESCAPE, ESCAPE)
+        assert page.stopped() == [False]
+        page.press(ESCAPE)
+        assert page.stopped() == [True]
+
+
+class TestKeys:
+    def test_from_the_message_box(self, page):
+        page.fake(pieces("a"))
+        page.answer("One.")
+        page.press(CONTROL, "k", RELEASE)
+        assert page.focus == "search"
+        page.press(CONTROL, SHIFT, "o", RELEASE)
+        assert page.focus == "prompt"
+        assert page.count(".message") == 0
+        page.click("#conversations .open", "One.")
+        page.press("text", CONTROL, SHIFT, BACKSPACE, RELEASE)
+        assert chats(page) == ["One."], "in a field with text it deletes text"
+        page.find("#prompt").clear()
+        page.press(CONTROL, SHIFT, BACKSPACE, RELEASE)
+        assert chats(page) == []
+        page.click("#notice button", "Undo")
+        assert chats(page) == ["One."]
+
+    def test_characters_are_not_taken_from_a_field(self, page):
+        page.press("/what?")
+        assert page.script("return document.querySelector('#prompt').value") == "/what?"
+        page.find("#search").send_keys("/?")
+        assert page.script("return document.querySelector('#search').value") == "/?"
+        assert not page.shows("#keys-list")
+        page.find("#new").send_keys("/")
+        assert page.focus == "prompt"
+
+    def test_the_list(self, page):
+        page.find("#new").send_keys("?")
+        assert page.shows("#keys-list")
+        assert page.texts("#keys-content dd")[:3] == [
+            "Search the chats",
+            "New chat",
+            "Delete this chat",
+        ]
+        assert page.texts("#keys-content dt")[:2] == ["CtrlK", "CtrlShiftO"]
+        page.press(CONTROL, "k", RELEASE)
+        assert page.focus != "search", "not behind a dialog"
+        page.press(ESCAPE)
+        assert not page.shows("#keys-list")
+        page.find("#open-keys").click()
+        assert page.shows("#keys-list")
+        page.press(ESCAPE)
+
+    def test_the_chats_beside(self, page):
+        for shown in (False, True):
+            page.press(CONTROL, "b", RELEASE)
+            assert page.shows("#sidebar") == shown
+            assert page.shows("#open-sidebar") != shown
+            end = "const one = document.documentElement; return one.scrollHeight - one.clientHeight"
+            assert page.script(end) == 0, "an empty chat needs no scrolling"
+        page.press(CONTROL, "b", RELEASE)
+        page.press(CONTROL, "k", RELEASE)
+        assert page.shows("#sidebar") and page.focus == "search"
+
+    def test_the_chats_on_a_small_screen(self, page):
+        page.size("phone")
+        page.press(CONTROL, "k", RELEASE)
+        assert page.shows("#sidebar") and page.focus == "search"
+        for shown in (False, True):
+            page.press(CONTROL, "b", RELEASE)
+            assert page.shows("#sidebar") == shown
+
+
 class TestChanged:
     def test_again(self, page):
         page.fake(pieces("a"), pieces("b"))
@@ -184,6 +455,8 @@ class TestChanged:
         if is_read_again:
             page.reload()
             page.fake(pieces("c"))
+        else:
+            page.find("#stop").click()
         assert page.answer("Two.") == "c"
         assert page.texts(".answer .text") == ["a", "c"]
 
@@ -254,15 +527,19 @@ class TestChanged:
             page.script("return getComputedStyle(document.body).backgroundColor")
             == "rgb(22, 23, 26)"
         )
+        numbers = {"top_k": 7, "top_p": 0.5, "min_p": 0.1, "repeat_penalty": 1.2}
+        numbers |= {"presence_penalty": -0.5, "frequency_penalty": 0}
+        page.set(**numbers)
         page.fake(pieces("a"), pieces("b"))
         page.answer("One.")
+        assert page.asked()[0] | numbers == page.asked()[0]
         assert page.asked()[0]["temperature"] == 0
         assert page.asked()[0]["max_tokens"] == 256
         page.find("#open-settings").click()
         page.find("#settings-default").click()
         page.press(ESCAPE)
         page.answer("Two.")
-        assert "temperature" not in page.asked()[1]
+        assert not {"temperature", *numbers} & page.asked()[1].keys()
 
     def test_models(self, page):
         several = """const real = window.fetch; window.fetch = async (path, options) => path.endsWith("v1/models")
@@ -368,7 +645,7 @@ class TestFiles:
         (tmp_path / "other.txt").write_text("y", encoding="utf-8")
         page.script("document.querySelector('#file').hidden = false")
         page.find("#file").send_keys(f"{tmp_path / 'notes.md'}\n{tmp_path / 'other.txt'}")
-        until(lambda: page.texts("#files li") == ["notes.md", "other.txt"])
+        until(lambda: page.texts("#files li") == ["notes.md10 bytes", "other.txt1 byte"])
         page.click("#files button", "Remove other.txt")
         page.fake(pieces("a"), pieces("b"))
         page.answer("Summarise.")
@@ -383,6 +660,37 @@ class TestFiles:
         page.answer("More.")
         assert "````" in page.asked()[0]["messages"][0]["content"]
 
+    PASTE = """const data = new DataTransfer(); data.setData("text/plain", arguments[0]);
+        const event = new ClipboardEvent("paste", {clipboardData: data, cancelable: true, bubbles: true});
+        return document.querySelector("#prompt").dispatchEvent(event)"""
+
+    def test_a_long_paste_is_attached(self, page):
+        assert page.script(self.PASTE, "x" * 1999), "the browser puts in a short one"
+        assert not page.script(self.PASTE, "long " * 410)
+        until(lambda: page.texts("#files li") == ["pasted.txt2 KiB"])
+        assert not page.script(self.PASTE, "y" * 3000)
+        until(lambda: page.texts("#files li") == ["pasted.txt2 KiB", "pasted-2.txt2.9 KiB"])
+        assert page.text("#notice p") == "The long text is attached as pasted-2.txt."
+        page.type("#prompt", "Look: ")
+        page.click("#notice button", "Put it into the message")
+        assert (
+            page.script("return document.querySelector('#prompt').value") == "Look: " + "y" * 3000
+        )
+        assert page.texts("#files li") == ["pasted.txt2 KiB"]
+        assert page.focus == "prompt"
+        page.type("#prompt", "Summarise.")
+        page.fake(pieces("a"))
+        page.press(ENTER)
+        until(lambda: page.count(".answer") and page.idle())
+        sent = page.asked()[0]["messages"][0]["content"]
+        assert sent == "File pasted.txt:\n```\n" + "long " * 410 + "\n```\n\nSummarise."
+        assert page.text(".file summary") == "pasted.txt (1 line)"
+
+    def test_a_paste_that_is_too_long(self, page):
+        assert not page.script(self.PASTE, "x" * ((1 << 20) + 1))
+        until(lambda: page.text("#trouble p") == "pasted.txt: larger than 1,024 KiB.")
+        assert page.count("#files li") == page.count("#notice p") == 0
+
     @pytest.mark.parametrize(("data", "why"), [
         (b"\x89PNG\xff\xfe", "not a text file in UTF-8"), (b"a\0b", "not a text file"), (b" \n", "empty"), (b"x" * (1 << 21), "larger than 1,024 KiB"),
     ])  # fmt: skip
@@ -390,12 +698,9 @@ class TestFiles:
         (tmp_path / "a.bin").write_bytes(data)
         page.script("document.querySelector('#file').hidden = false")
         page.find("#file").send_keys(str(tmp_path / "a.bin"))
-        until(
-            lambda: (
-                page.text("#trouble p") == f"A.bin: {why}."
-                or page.text("#trouble p") == f"a.bin: {why}."
-            )
-        )
+        until(lambda: page.text("#trouble p") == f"a.bin: {why}.")
+        style = "return getComputedStyle(document.querySelector('#trouble p'), '::first-letter')"
+        assert page.script(f"{style}.textTransform") == "none", "names are shown as they are"
         assert page.count("#files li") == 0
 
 

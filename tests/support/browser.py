@@ -23,18 +23,30 @@ FLAGS = (
 )  # fmt: skip
 WIDTHS = {"desktop": (1280, 800), "phone": (390, 844), "narrow": (320, 640)}
 ENTER, ESCAPE, TAB, SHIFT, RELEASE = "\ue007", "\ue00c", "\ue004", "\ue008", "\ue000"
+CONTROL, BACKSPACE = "\ue009", "\ue003"
 
 # Answers the next chat requests in place of the server: each with a list of pieces of the stream,
-# with an error, or never. The requests are kept in `asked`.
+# with an error, or never. "held" begins an answer that `Page.give` goes on with. The requests are kept in `asked`, the
+# held answers in `held`.
 FAKE = """
 window.real ??= window.fetch;
 window.asked = [];
+window.held = [];
 const replies = arguments[0];
 window.fetch = async (path, options) => {
   if (!path.endsWith("chat/completions") || !replies.length) return window.real(path, options);
   window.asked.push(JSON.parse(options.body));
   const reply = replies.shift();
-  if (reply === "never") return new Promise(() => {});
+  const aborted = (end) => options.signal.addEventListener("abort", () => end(options.signal.reason));
+  if (reply === "never") return new Promise((_, reject) => aborted(reject));
+  if (reply === "held") {
+    const one = {isStopped: false};
+    window.held.push(one);
+    return new Response(new ReadableStream({start: (stream) => {
+      one.stream = stream;
+      aborted((reason) => { one.isStopped = true; stream.error(reason); });
+    }}));
+  }
   if (reply.status) return new Response(JSON.stringify({error: reply.error}), {status: reply.status});
   const events = reply.map((piece) => `data: ${JSON.stringify(piece)}\\n\\n`).join("");
   return new Response(events + "data: [DONE]\\n\\n");
@@ -108,6 +120,21 @@ class Page:
 
     def fake(self, *replies):
         self.script(FAKE, list(replies))
+
+    def give(self, number, *texts, ends=False):
+        """Go on with a held answer: with these pieces, and its end."""
+        more = pieces(*texts) if ends else pieces(*texts)[: len(texts)]
+        self.script(
+            """const [number, more, ends] = arguments, {stream} = window.held[number];
+            const write = (text) => stream.enqueue(new TextEncoder().encode(`data: ${text}\\n\\n`));
+            more.forEach((piece) => write(JSON.stringify(piece)));
+            if (ends) { write("[DONE]"); stream.close(); }""",
+            number, more, ends,
+        )  # fmt: skip
+
+    def stopped(self):
+        """Return for each held answer whether the page ended it."""
+        return self.script("return window.held.map((one) => one.isStopped)")
 
     def asked(self):
         """Return the requests to the fake."""

@@ -1,9 +1,10 @@
 /** The box to write in, with the text files that go with the message. */
 
-import { $, asCount, make, makeButton } from "./dom.js";
+import { $, asCount, asSize, make, makeButton } from "./dom.js";
 
 const MAX_FILES = 20;
 const MAX_BYTES = 1 << 20; // of one file; models read far less
+const LONG = 2000; // characters of a pasted text that becomes a file
 
 /** The form at the bottom of the page. */
 export class Composer {
@@ -34,9 +35,12 @@ export class Composer {
       this.attach([...event.dataTransfer.files]);
     });
     this.field.addEventListener("paste", (event) => {
-      if (!event.clipboardData.files.length) return;
+      const { files } = event.clipboardData;
+      const text = event.clipboardData.getData("text/plain");
+      if (!files.length && text.length < LONG) return;
       event.preventDefault();
-      this.attach([...event.clipboardData.files]);
+      if (files.length) this.attach([...files]);
+      else this.attachText(text);
     });
   }
 
@@ -83,6 +87,30 @@ export class Composer {
     this.focus();
   }
 
+  /** Add a text that was pasted as a file; offer to put it into the message all the same. */
+  async attachText(text) {
+    const before = this.files.length;
+    const names = new Set(this.files.map((file) => file.name));
+    let name = "pasted.txt";
+    for (let n = 2; names.has(name); n += 1) name = `pasted-${n}.txt`;
+    await this.attach([new File([text], name)]);
+    const added = this.files[before];
+    if (!added) return;
+    const told = `The long text is attached as ${name}.`;
+    this.actions.notice(told, [["Put it into the message", () => {
+      if (!this.files.includes(added)) return; // it was sent or removed
+      this.remove(added);
+      const { selectionStart, selectionEnd } = this.field;
+      this.field.setRangeText(text, selectionStart, selectionEnd, "end");
+    }]]);
+  }
+
+  remove(file) {
+    this.files = this.files.filter((one) => one !== file);
+    this.show();
+    this.focus();
+  }
+
   async read(file) {
     if (file.size > MAX_BYTES) return `larger than ${asCount(MAX_BYTES >> 10)} KiB`;
     try {
@@ -90,7 +118,7 @@ export class Composer {
       const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
       if (text.includes("\0")) return "not a text file";
       if (!text.trim()) return "empty";
-      this.files.push({ name: file.name, text });
+      this.files.push({ name: file.name, text, size: file.size });
       return "";
     } catch {
       return "not a text file in UTF-8";
@@ -100,11 +128,8 @@ export class Composer {
   show() {
     $("files").replaceChildren(...this.files.map((file) => {
       const item = make("li", "", file.name);
-      item.append(makeButton(`Remove ${file.name}`, () => {
-        this.files = this.files.filter((one) => one !== file);
-        this.show();
-        this.focus();
-      }, { icon: "close" }));
+      item.append(make("small", "", asSize(file.size)),
+        makeButton(`Remove ${file.name}`, () => this.remove(file), { icon: "close" }));
       return item;
     }));
   }

@@ -99,14 +99,18 @@ export class Conversations {
     for (const id of [...this.kept.keys()]) this.remove(id);
   }
 
-  /** Take over what another tab changed; return the id of the conversation, if it was one. */
-  follow(event) {
-    if (!event.key?.startsWith(PREFIX)) return null;
-    const id = event.key.slice(PREFIX.length);
+  /** Return the id of the conversation that another tab changed; null for other entries. */
+  idOf(event) {
+    return event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : null;
+  }
+
+  /** Take over what another tab changed: only the title of one that is being answered here. */
+  follow(event, isAnswering) {
+    const id = this.idOf(event);
     const conversation = readConversation(parse(event.newValue));
-    if (conversation?.id === id) this.kept.set(id, conversation);
+    if (isAnswering) this.get(id).title = conversation?.title ?? this.get(id).title;
+    else if (conversation?.id === id) this.kept.set(id, conversation);
     else this.kept.delete(id);
-    return id;
   }
 }
 

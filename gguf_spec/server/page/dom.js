@@ -39,6 +39,8 @@ export const inPercent = (share) => `${Math.round(100 * share)} %`;
 export const asSpeed = (speed) => (speed < 10 ? speed.toFixed(1) : asCount(Math.round(speed)));
 export const asCount = (count) => Number(count).toLocaleString("en");
 export const asTimes = (factor) => `${factor.toFixed(1)} times`;
+export const asSize = (bytes) =>
+  bytes < 1024 ? plural(bytes, "byte") : `${asCount(Math.round(bytes / 102.4) / 10)} KiB`;
 export const plural = (n, noun) => `${asCount(n)} ${noun}${n === 1 ? "" : "s"}`;
 
 /** Say something to screen readers; nothing of it is shown. */

@@ -1,29 +1,30 @@
 /** The chat page: what happens when its user does something. */
 
-import { Answer } from "./answer.js";
-import { countTokens, readModels, setKey } from "./api.js";
+import { readModels, setKey } from "./api.js";
 import { Composer } from "./composer.js";
-import { charsPerToken, firstThatFits, shortened, startLater, toRequest } from "./context.js";
+import { charsPerToken, shortened } from "./context.js";
 import { Conversations, currentId, newConversation, putAside, questionBefore, setCurrentId,
   titleOf, turnBack, turnTo } from "./conversations.js";
 import { $, announce, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
 import { openDrawer } from "./drawer.js";
+import { connectKeys } from "./keys.js";
 import { connectMenu, exportAll } from "./menu.js";
 import { summaryOf } from "./message.js";
 import { showFill, showModels } from "./models.js";
 import { clearNotices, showNotice, showTrouble } from "./notices.js";
+import { Run } from "./running.js";
 import { SettingsForm } from "./settings.js";
-import { showList } from "./sidebar.js";
+import { connectSearch, showList } from "./sidebar.js";
 import { Thread } from "./thread.js";
 
-const DRAW_MS = 40; // milliseconds between updates of the page while an answer streams
 const SAVE_MS = 1000; // milliseconds between saves while an answer streams
 
 class Page {
   constructor() {
     this.kept = new Conversations();
     this.models = [];
-    this.answer = null; // the running one
+    this.runs = new Map(); // id of a conversation -> its answer that is being written
+    this.troubles = new WeakMap(); // conversation -> error that came while another was open
     this.requests = new WeakMap(); // message -> the fields it was asked with
     this.settings = new SettingsForm((isKept) => isKept || this.tellNotKept());
     this.thread = new Thread({
@@ -35,7 +36,8 @@ class Page {
     });
     this.composer = new Composer({
       send: (message) => this.send(message),
-      problem: (text) => showTrouble(text),
+      problem: showTrouble,
+      notice: showNotice,
     });
     this.listen();
     this.open(this.kept.get(currentId()) ?? newConversation());
@@ -73,7 +75,7 @@ class Page {
 
   /** Add a question and answer it; return whether that could begin. */
   send(message) {
-    if (this.answer || !this.canAsk()) return false;
+    if (this.run || !this.canAsk()) return false;
     const { messages } = this.conversation;
     if (messages.at(-1)?.role === "user" && !turnBack(messages)) messages.pop(); // never answered
     messages.push({ role: "user", ...message });
@@ -93,84 +95,62 @@ class Page {
     return !wrong && this.model;
   }
 
-  /** Answer the last question of the conversation. */
+  get run() {
+    return this.runs.get(this.conversation.id);
+  }
+
+  /** Answer the last question of the conversation; that goes on while others are open. */
   async ask() {
     const { conversation, settings, model } = this;
-    const { system } = settings.values;
-    const fields = settings.fields(model);
-    const count = (messages) => countTokens(model.id, messages);
-    conversation.start = await firstThatFits(conversation, system, settings.room(model), count);
-    if (conversation !== this.conversation || this.answer) return; // the user went elsewhere
+    const asked = { fields: settings.fields(model), system: settings.values.system,
+      room: settings.room(model) };
+    const run = new Run(conversation, asked, this);
+    this.troubles.delete(conversation);
+    this.runs.set(conversation.id, run);
     this.keep();
-    let trouble;
-    do {
-      this.show();
-      trouble = await this.stream({ ...fields, messages: toRequest(conversation, system) });
-      if (trouble?.code !== "context_length_exceeded" || conversation !== this.conversation) break;
-      const start = startLater(conversation);
-      if (start === null) break;
-      conversation.start = start;
-    } while (trouble);
-    if (turnBack(conversation.messages)) {
-      this.kept.save(conversation);
-      if (conversation === this.conversation) this.show();
+    this.show();
+    const trouble = await run.run();
+    if (run.isLeft) return;
+    this.runs.delete(conversation.id);
+    turnBack(conversation.messages);
+    this.save(conversation);
+    if (conversation !== this.conversation) {
+      if (trouble) this.troubles.set(conversation, trouble);
+      announce(`${trouble ? "No answer" : "The answer is there"}: ${titleOf(conversation)}`);
+      return;
     }
-    if (!trouble || conversation !== this.conversation) return;
-    if (trouble.code === "model_not_found") await this.readModels();
-    this.explain(trouble, () => this.answerAgain());
-  }
-
-  /** Run one request, and show its answer in the open conversation; return the error, if any. */
-  async stream(fields) {
-    const { conversation } = this;
-    const { messages } = conversation;
-    const answer = new Answer(fields, () => this.progress(answer));
-    this.requests.set(answer.message, fields);
-    this.view = this.thread.begin(answer.message);
-    this.saved = performance.now();
-    this.setRunning(answer);
-    announce(conversation.start ? "Answering. Old messages are left out." : "Answering.");
-    const trouble = await answer.run();
-    if (this.answer !== answer) return null; // the user went elsewhere
-    clearTimeout(this.timer);
-    this.timer = 0;
-    if ((trouble || answer.message.finish === "stopped") && answer.isEmpty) {
-      if (messages.at(-1) === answer.message) messages.pop();
-    } else if (messages.at(-1) !== answer.message) messages.push(answer.message);
-    this.setRunning(null);
-    this.keep();
     keepingTheEnd(() => this.show());
-    if (!trouble) announce(`Answer: ${answer.message.content} ${summaryOf(answer.message)}.`);
-    return trouble;
+    if (trouble) this.explain(trouble, () => this.answerAgain());
+    else if (run.answer) {
+      const { message } = run.answer;
+      announce(`Answer: ${message.content} ${summaryOf(message)}.`);
+    }
   }
 
-  progress(answer) {
-    if (this.answer !== answer) return;
-    const { messages } = this.conversation;
-    if (!answer.isEmpty && messages.at(-1) !== answer.message) messages.push(answer.message);
-    this.timer ||= setTimeout(() => {
-      this.timer = 0;
-      if (this.answer !== answer) return;
-      keepingTheEnd(() => {
-        this.view.draw();
-        this.view.cost.textContent = answer.state;
-      });
-      if (performance.now() - this.saved > SAVE_MS) this.keep();
-    }, DRAW_MS);
+  begun(run) {
+    const { answer, conversation } = run;
+    this.requests.set(answer.message, answer.fields);
+    if (conversation !== this.conversation) return;
+    announce(conversation.start ? "Answering. Old messages are left out." : "Answering.");
+    keepingTheEnd(() => this.show());
   }
 
-  /** End the running answer; what it has so far is kept. */
-  stop() {
-    this.answer?.stop();
+  /** Show and keep what an answer has so far. */
+  moved(run) {
+    if (run === this.run) keepingTheEnd(() => this.thread.draw(run.answer));
+    if (performance.now() - run.saved < SAVE_MS) return;
+    run.saved = performance.now();
+    this.save(run.conversation);
   }
 
-  /** End the running answer at once, without waiting for the server. */
-  leave() {
-    const { answer } = this;
-    if (!answer) return;
-    this.setRunning(null);
-    answer.stop();
-    this.keep();
+  /** End the running answer of a conversation at once, without waiting for the server. */
+  leave(conversation = this.conversation, { keeps = true } = {}) {
+    const run = this.runs.get(conversation.id);
+    if (!run) return;
+    run.leave();
+    this.runs.delete(conversation.id);
+    if (keeps) this.save(conversation);
+    this.showRunning();
   }
 
   /** Answer the question before a message again, or the last one; the earlier answer is kept. */
@@ -210,17 +190,18 @@ class Page {
     if (conversation.start >= index) conversation.start = 0;
     if (!n) return;
     showNotice(`${plural(n, "message")} replaced.`, [["Undo", () => {
-      this.leave();
+      this.leave(conversation);
       conversation.messages.splice(0, Infinity, ...before.messages);
       conversation.start = before.start;
-      this.kept.save(conversation);
+      this.save(conversation);
       if (conversation === this.conversation) this.show();
     }]]);
   }
 
   // ---- errors, each with something to do about it
 
-  explain(trouble, retry) {
+  async explain(trouble, retry) {
+    if (trouble.code === "model_not_found") await this.readModels();
     const actions = [["Try again", retry]];
     if (trouble.status === 401) {
       $("ask-key").hidden = false;
@@ -258,9 +239,9 @@ class Page {
     const actions = [["Export all", () => exportAll(this.kept.list())]];
     if (oldest) {
       actions.push([`Delete the oldest: ${titleOf(oldest)}`, () => {
+        this.leave(oldest);
         this.kept.remove(oldest.id);
         this.keep();
-        this.showList();
       }]);
     }
     showNotice("This browser keeps nothing more: its storage is full or switched off. The newest \
@@ -270,7 +251,6 @@ messages will be gone when the page is closed.", actions);
   // ---- conversations
 
   open(conversation) {
-    this.leave();
     clearNotices();
     this.conversation = conversation;
     setCurrentId(conversation.id);
@@ -278,10 +258,14 @@ messages will be gone when the page is closed.", actions);
     this.show();
     this.showList();
     goToEnd();
+    const trouble = this.troubles.get(conversation);
+    this.troubles.delete(conversation);
+    if (trouble) this.explain(trouble, () => this.answerAgain());
     if (!matchMedia("(pointer: coarse)").matches) this.composer.focus();
   }
 
   openNew() {
+    $("search").value = "";
     this.open(newConversation());
     announce("New chat.");
   }
@@ -295,6 +279,7 @@ messages will be gone when the page is closed.", actions);
   }
 
   remove(conversation) {
+    this.leave(conversation);
     if (conversation === this.conversation) this.openNew();
     this.kept.remove(conversation.id);
     this.showList();
@@ -304,10 +289,13 @@ messages will be gone when the page is closed.", actions);
     }]]);
   }
 
+  /** Keep the open conversation, which its user changed: it becomes the first of the list. */
   keep() {
-    const { conversation } = this;
-    this.saved = performance.now();
-    conversation.updated = Date.now();
+    this.conversation.updated = Date.now();
+    this.save(this.conversation);
+  }
+
+  save(conversation) {
     if (this.kept.save(conversation)) this.hasTold = false;
     else this.tellNotKept();
     this.showList();
@@ -321,6 +309,7 @@ messages will be gone when the page is closed.", actions);
 
   removeAll() {
     const before = this.kept.list();
+    for (const one of before) this.leave(one);
     this.openNew();
     this.kept.removeAll();
     this.showList();
@@ -333,32 +322,34 @@ messages will be gone when the page is closed.", actions);
   // ---- display
 
   show() {
-    this.thread.show(this.conversation, this.model?.n_ctx);
+    this.thread.show(this.conversation, this.model?.n_ctx, this.run);
+    this.showRunning();
     showFill(this.conversation, this.model);
     document.title = `${titleOf(this.conversation)} – gguf-spec`;
   }
 
   showList() {
     if ($("conversations").querySelector("input")) return; // a title is being changed
-    showList(this.kept.list(), this.conversation.id, {
+    showList(this.kept.list(), this.conversation.id, this.runs, $("search").value, {
       open: (one) => this.open(one),
       rename: (one, title) => this.rename(one, title),
       remove: (one) => this.remove(one),
     });
   }
 
-  setRunning(answer) {
-    this.answer = answer;
-    const from = answer ? $("send") : $("stop"); // the focused button is hidden next
+  /** Show the button to stop while the open conversation is being answered. */
+  showRunning() {
+    const isRunning = Boolean(this.run);
+    const from = isRunning ? $("send") : $("stop"); // the focused button is hidden next
     const moves = document.activeElement === from;
-    $("send").hidden = Boolean(answer);
-    $("stop").hidden = !answer;
-    if (moves) (answer ? $("stop") : $("prompt")).focus({ preventScroll: true });
+    $("send").hidden = isRunning;
+    $("stop").hidden = !isRunning;
+    if (moves) (isRunning ? $("stop") : $("prompt")).focus({ preventScroll: true });
   }
 
   listen() {
     $("new").addEventListener("click", () => this.openNew());
-    $("stop").addEventListener("click", () => this.stop());
+    $("stop").addEventListener("click", () => this.run?.stop());
     $("down").addEventListener("click", goToEnd);
     $("open-settings").addEventListener("click", () => $("settings").showModal());
     for (const close of document.querySelectorAll("dialog .close")) {
@@ -376,23 +367,31 @@ messages will be gone when the page is closed.", actions);
       add: (conversations) => this.add(conversations),
       removeAll: () => this.removeAll(),
     });
-    document.addEventListener("keydown", (event) => {
-      const isBusy = document.querySelector("dialog[open], :popover-open");
-      if (event.key === "Escape" && !isBusy) this.stop();
+    connectSearch(() => this.showList());
+    connectKeys({
+      create: () => this.openNew(),
+      remove: () => this.conversation.messages.length && this.remove(this.conversation),
+      write: () => this.composer.focus(),
+      stop: () => this.run?.stop(),
     });
     document.addEventListener("scroll", () => ($("down").hidden = isAtEnd()), { passive: true });
-    addEventListener("pagehide", () => this.answer && this.keep());
+    addEventListener("pagehide", () => {
+      for (const { conversation } of this.runs.values()) this.save(conversation);
+    });
     addEventListener("storage", (event) => this.follow(event));
   }
 
   /** Show what another tab changed. */
   follow(event) {
-    const id = this.kept.follow(event);
-    if (id === this.conversation.id && !this.answer) {
+    const id = this.kept.idOf(event);
+    if (!id) return;
+    if (event.newValue === null) this.leave({ id }, { keeps: false });
+    this.kept.follow(event, this.runs.has(id));
+    if (id === this.conversation.id && !this.run) {
       this.conversation = this.kept.get(id) ?? newConversation();
       this.show();
     }
-    if (id) this.showList();
+    this.showList();
   }
 }
 

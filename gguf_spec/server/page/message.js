@@ -91,13 +91,13 @@ export class AnswerView {
     this.place.append(title, this.thinking, this.markdown.place, this.cost, this.tools);
   }
 
-  /** Show that the answer has begun. */
-  begin() {
+  /** Show the text so far, and a line about the state of the answer. */
+  write(state) {
     this.place.setAttribute("aria-busy", "true");
-    this.cost.textContent = "Waiting for the first word …";
+    this.cost.textContent = state;
+    this.draw();
   }
 
-  /** Show the text so far. */
   draw() {
     const { content, reasoning, stats } = this.message;
     this.thinking.hidden = !reasoning;

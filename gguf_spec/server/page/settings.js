@@ -7,9 +7,11 @@ const KEY = "gguf-spec.settings";
 const TEMPERATURES = { exact: 0, balanced: null, creative: 1.2 }; // null: what the server does
 // Most tokens of an answer; never more than half of the context, so that a question always fits.
 const LENGTHS = { short: 256, medium: 1024, long: 4096, fill: null };
-const NUMBERS = ["temperature", "max_tokens", "seed"];
+const SAMPLING = ["top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty",
+  "frequency_penalty"];
+const NUMBERS = ["temperature", "max_tokens", "seed", ...SAMPLING];
 const DEFAULTS = { system: "", manner: "balanced", answer: "medium", theme: "system", drafts: true,
-  model: "", temperature: "", max_tokens: "", seed: "" };
+  model: "", ...Object.fromEntries(NUMBERS.map((name) => [name, ""])) };
 
 /** The settings of the page. They are the same for all conversations. */
 export class SettingsForm {
@@ -86,6 +88,7 @@ export class SettingsForm {
     const given = values.temperature;
     const temperature = given ? Number(given) : (TEMPERATURES[values.manner] ?? null);
     if (temperature !== null) fields.temperature = temperature;
+    for (const name of SAMPLING) if (values[name]) fields[name] = Number(values[name]);
     // A seed of our own, so that an answer can be repeated exactly.
     fields.seed = values.seed ? Number(values.seed) : crypto.getRandomValues(new Uint32Array(1))[0];
     const most = this.mostTokens(model);

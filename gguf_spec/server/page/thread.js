@@ -1,6 +1,6 @@
 /** The messages of the open conversation on the page. */
 
-import { $, asCount, keepingTheEnd, make, plural } from "./dom.js";
+import { $, asCount, make, plural } from "./dom.js";
 import { AnswerView, QuestionView } from "./message.js";
 
 /** Shows a conversation. Each message keeps its elements as long as it is there. */
@@ -15,17 +15,30 @@ export class Thread {
     $("answer").addEventListener("click", () => actions.again());
   }
 
-  /** Show a conversation. `nCtx` is the context of the model, in tokens; null if not known. */
-  show({ messages, start }, nCtx) {
-    const places = messages.map((message, i) => {
+  /**
+   * Show a conversation.
+   *
+   * @param {number | null} nCtx context of the model, in tokens; null if not known
+   * @param {{answer: object | null}} [run] of its answer that is being written
+   */
+  show({ messages, start }, nCtx, run) {
+    const written = run?.answer?.message;
+    const shown = written && !messages.includes(written) ? [...messages, written] : messages;
+    const places = shown.map((message, i) => {
       const view = this.viewOf(message);
-      view.end?.(i === messages.length - 1, messages[i - 1]);
+      if (message === written) this.draw(run.answer);
+      else view.end?.(i === shown.length - 1, shown[i - 1]);
       return view.place;
     });
     if (start > 0) places.splice(start, 0, dividerOf(start, nCtx));
     this.replace(places);
     $("empty").hidden = messages.length > 0;
-    this.pending.hidden = messages.at(-1)?.role !== "user";
+    this.pending.hidden = Boolean(run) || messages.at(-1)?.role !== "user";
+  }
+
+  /** Show what an answer has so far. */
+  draw(answer) {
+    this.viewOf(answer.message).write(answer.state);
   }
 
   /** Show these elements; those at the beginning that are there already are not moved. */
@@ -49,15 +62,6 @@ export class Thread {
     }
     return new AnswerView(message, { again: () => again(message), goOn, why: () => why(message),
       turn: (number) => turn(message, number) });
-  }
-
-  /** Append an answer that is about to stream; return its view. */
-  begin(message) {
-    const view = this.viewOf(message);
-    view.begin();
-    this.pending.hidden = true;
-    keepingTheEnd(() => this.place.append(view.place));
-    return view;
   }
 }
 
