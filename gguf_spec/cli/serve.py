@@ -466,7 +466,7 @@ def _show_requests() -> None:
             with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
                 click.echo(f"{now} {record.getMessage().translate(CONTROL)}", err=True)
 
-    log = logging.getLogger("gguf_spec.server.requests")
+    log = logging.getLogger("gguf_spec.server.jobs")
     log.setLevel(logging.INFO)
     log.addHandler(Handler())
 

@@ -186,10 +186,10 @@ def load(
             `500MB` or `2GiB`. A request that begins like one of them needs not read that part.
             `auto` takes an eighth of the memory that stays free, at most 8 GiB; 0 keeps nothing.
         keep: Keep prompts on disk, so that a later process need not read them again: a folder, the
-            largest size of the usual one in bytes or as `20GB`, or both (`FOLDER:20GB`); 10 GB
-            without a size. Text and log-probabilities are those that reading gives. Prompts are
-            kept when an answer has ended, and when the LLM is closed. A file is used only if it is
-            whole, and if this user wrote it for the same models, kernels and options; otherwise the
+            largest size of the usual one in bytes or as `20GB`, or both (`FOLDER:20GB`);
+            `10GB` without a size. Text and log-probabilities are those that reading gives. Prompts
+            are kept when an answer has ended, and when the LLM is closed. A file is used only if it
+            is whole, and if this user wrote it for the same models, kernels and options; otherwise the
             prompt is read. None or 0 keeps nothing. It cannot be combined with `rpc`.
         rpc: Addresses of workers (`gguf-spec worker`), `HOST:PORT` each. The layers of the target
             are spread over them, and llama.cpp runs in a child process. The draft stays here.

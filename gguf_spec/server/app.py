@@ -91,7 +91,7 @@ _HEALTH_PATHS = ("/health", "/v1/health")
 # Path that the token in the file of a listed server opens, too.
 _STATUS = "/api/ps"
 # One INFO line for each request, without any data of the client.
-_REQUESTS = logging.getLogger("gguf_spec.server.requests")
+_REQUESTS = logging.getLogger("gguf_spec.server.jobs")
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}

@@ -277,7 +277,7 @@ class Session:
         self.url = self.open.enter_context(serve_in_thread(llm, listed=True)).url
         self.answers, self.streams, self.running = self.open.enter_context(recorded())
         self.statuses = Statuses()
-        log = logging.getLogger("gguf_spec.server.requests")
+        log = logging.getLogger("gguf_spec.server.jobs")
         log.setLevel(logging.INFO)
         log.addHandler(self.statuses)
         self.open.callback(log.removeHandler, self.statuses)
