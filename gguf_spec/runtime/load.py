@@ -189,8 +189,8 @@ def load(
             largest size of the usual one in bytes or as `20GB`, or both (`FOLDER:20GB`);
             `10GB` without a size. Text and log-probabilities are those that reading gives. Prompts
             are kept when an answer has ended, and when the LLM is closed. A file is used only if it
-            is whole, and if this user wrote it for the same models, kernels and options; otherwise the
-            prompt is read. None or 0 keeps nothing. It cannot be combined with `rpc`.
+            is whole, and if this user wrote it for the same models, kernels and options; otherwise
+            the prompt is read. None or 0 keeps nothing. It cannot be combined with `rpc`.
         rpc: Addresses of workers (`gguf-spec worker`), `HOST:PORT` each. The layers of the target
             are spread over them, and llama.cpp runs in a child process. The draft stays here.
         pooling: How `LLM.embed` makes one vector of a text: `mean`, `cls` (first token), `last`,
