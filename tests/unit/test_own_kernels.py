@@ -190,7 +190,8 @@ def test_the_structures_of_llama_cpp_are_looked_up(tmp_path, lie):
 def test_the_advice_where_the_structures_differ(monkeypatch):
     """To compile the kernels once more would not help."""
     reason = "they do not fit this llama.cpp: a buffer type's device is not where it is expected"
-    monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)  # kernels that are asked for are a failure
+    # kernels that are asked for are a failure
+    monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)
     monkeypatch.setattr(own_kernels, "library_problem", lambda *_, **__: reason)
     monkeypatch.setattr(own_kernels, "keep_threads", lambda: None)
     monkeypatch.setattr(own_kernels.Path, "is_file", lambda _: True)
