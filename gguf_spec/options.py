@@ -84,7 +84,7 @@ class Rule(NamedTuple):
         most: Largest allowed number, or None.
         above: Whether `least` itself is not allowed.
         choices: Allowed texts; empty for any text.
-        others: Returns further allowed texts; called for a text that is none of `choices`.
+        others: Returns further allowed texts; called for a text that is not in `choices`.
         optional: Whether None is allowed.
         shape: Whether the value is one such value, a sequence, or a mapping from token ids.
         items_max: Maximum number of items of a sequence, or None.

@@ -351,7 +351,7 @@ class ContextOptions:
         llama.cpp would silently keep them on the CPU.
 
         Args:
-            problem: Returns why a backend that is there cannot be used; nothing if there is none.
+            problem: Returns why a backend that was found cannot be used; an empty text without one.
 
         Raises:
             InvalidOptionError: There is no GPU backend. The hint explains how to get a build with
