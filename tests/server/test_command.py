@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import http.client
 import json
 import os
@@ -331,3 +332,25 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(monkeypatch):
         monkeypatch.setattr(thread, "running_servers", lambda: [own])
         with pytest.raises(GgufSpecError, match=f"a server of yours runs there: {own.url}"):
             serve.serve.main(["-m", "tales", "--port", str(port)], standalone_mode=False)
+
+
+def test_old_objects_are_read_rarely_while_it_serves():
+    """A collection of 300,000 objects takes a quarter of a second, in which no request is answered."""
+    thresholds, whole = gc.get_threshold(), []
+
+    def note(phase, about):
+        if phase == "start" and about["generation"] == 2:
+            whole.append(len(kept))
+
+    kept = []
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        with serve.rare_collections():
+            kept += ([i] for i in range(300_000))
+            assert not whole
+            assert gc.get_freeze_count()
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.get_threshold() == thresholds
+    assert not gc.get_freeze_count()
