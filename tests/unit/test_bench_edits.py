@@ -93,13 +93,14 @@ def test_the_halves_have_the_same_mix():
     assert all(25 <= task.old.count("\n") <= 180 for one in half.values() for task in one)
 
 
-def test_the_fresh_tasks():
-    tasks = [task for task in TASKS if task.half == "fresh"]
+@pytest.mark.parametrize("half", ["fresh", "fresh2"])
+def test_the_fresh_tasks(half):
+    tasks = [task for task in TASKS if task.half == half]
     assert len(tasks) == 62
     assert all(10 <= task.old.count("\n") <= 120 for task in tasks)
     assert sum(bool(task.trap) for task in tasks) * 2 >= len(tasks)
     assert len({task.kind for task in tasks if "rename" in task.name}) == 20
-    assert not {task.raw for task in tasks} & {task.raw for task in TASKS if task.half != "fresh"}
+    assert not {task.raw for task in tasks} & {task.raw for task in TASKS if task.half != half}
 
 
 def test_the_small_renames():
