@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .evidence import COMMON, doubtful_places, shared, without, words_asked, words_of
+from .evidence import (
+    COMMON,
+    doubtful_places,
+    shared,
+    without,
+    words_asked,
+    words_kept,
+    words_of,
+)
 from .hunks import (
     ADDS,
     MOVES,
@@ -64,6 +72,7 @@ def doubts(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     found += doubtful_places(bare, reading, is_selected=is_selected)
     found += _of_entries(hunks, reading) if has_entries(reading) else _of_prose(bare, reading)
     found += _not_written(hunks, reading) + _left_out(hunks, reading)
+    found += _nothing_gave_way(hunks, reading)
     return [*dict.fromkeys(found + _more_than_added(bare, reading))]
 
 
@@ -171,6 +180,11 @@ _NOT_NEEDED = re.compile(
     r"(?i)\b(?:no longer|not|no|without|any ?more|needless|omit|exclude|off)\b"
 )
 _ANY_ORDER = re.compile(r"(?i)\b(?:alphabetic\w*|first|last|top|bottom|before|after|above|below)\b")
+_ADDS_ONE = re.compile(r"(?i)\s*(?:please\s+)?(?:add|append|insert|include)\b")
+_MORE = re.compile(
+    r"(?i)\b(?:too|also|as well|additionally|in addition|auch|zusätzlich|también|además|aussi)\b"
+    r"|也|还"
+)
 _COMMENTS = re.compile(r"(?i)\bcomment\w*|\buncomment\w*|\bnotes?\b|注释|コメント")
 _NUMBER = re.compile(r"[+-]?\d[\d_.,:eE+-]*")
 _TRUTH = {"true", "false", "yes", "no", "on", "off"}
@@ -193,8 +207,9 @@ def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         return []
     changes = data_changes(*trees)
     asked = _Asked(reading)
-    is_removal = bool(
-        REMOVES.search(reading.instruction) or _NOT_NEEDED.search(reading.instruction)
+    is_removal = bool(REMOVES.search(reading.instruction)) or (
+        _NOT_NEEDED.search(reading.instruction) is not None
+        and not _ADDS_ONE.match(reading.instruction)
     )
     is_sorted = bool(MOVES.search(reading.instruction))
     found = [
@@ -211,6 +226,8 @@ def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         elif _has_other_type(one) and not _TYPES.search(reading.instruction):
             what = "a text" if isinstance(one.old, Number) else "no text any more"
             found.append(f"{one.label} is {what}")
+        elif _MORE.search(reading.instruction) and _is_text(one.old) and _is_text(one.new):
+            found.append(f"{one.label} was replaced, and something more was asked for")
     found += asked.unnamed(plain, is_free=is_sorted and is_move(hunks, reading.instruction))
     if not _COMMENTS.search(reading.instruction):
         n_gone = sum(one.new is None for one in plain) if is_removal else 0
@@ -218,6 +235,11 @@ def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         gone = _lost_comments(before, after, reading.name)
         found += [f"a comment is gone: {one[:60]}" for one in gone[n_gone:]]
     return found[:_MOST]
+
+
+def _is_text(value: Any) -> bool:
+    is_value = isinstance(value, Number) or str(value).lower() in _TRUTH
+    return isinstance(value, str) and not is_value and not _NUMBER.fullmatch(value)
 
 
 def _has_other_type(change: Change) -> bool:
@@ -251,6 +273,7 @@ class _Asked:
         self._reading = reading
         self._words = words_of(reading.instruction) - COMMON
         self._is_of_several = is_of_several(reading.instruction)
+        self._kept = words_kept(reading.instruction)
         self._numbers = {float(one) for one in re.findall(r"\d+(?:\.\d+)?", reading.instruction)}
 
     def names(self, change: Change) -> bool:
@@ -262,7 +285,11 @@ class _Asked:
         return bool(re.fullmatch(r"\d+(?:\.\d+)?", value)) and float(value) in self._numbers
 
     def unnamed(self, changes: list[Change], *, is_free: bool) -> list[str]:
-        """Return an objection to entries that were not named, where others were."""
+        """Return an objection to entries that were to stay, or not named, where others were."""
+        for one in changes:
+            kept = shared(self._kept, words_of(one.key))
+            if kept:
+                return [f"{one.label} changed, and {min(kept)} was to stay"]
         if is_free or len(changes) < 2:
             return []
         named = [one for one in changes if self.names(one)]
@@ -346,6 +373,7 @@ def _lost_atoms(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         atoms_of(lines, reading.suffix) for lines in (reading.lines, apply(reading.lines, hunks))
     )
     asked, more = words_of(instruction) - COMMON, [*(new - old)]
+    kept = words_kept(instruction)
     is_wording = bool(WORDING.search(instruction)) and not REMOVES.search(instruction)
     for atom in old - new:
         words = words_of(atom.text)
@@ -353,7 +381,7 @@ def _lost_atoms(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         kinds = _KIND_WORDS[atom.kind]
         is_kept = re.search(
             rf"(?i)\b(?:not|except|without|never)\b[^.;]*\b(?:{kinds})\b", instruction
-        )
+        ) or re.search(rf"(?i)\b(?:{kinds})\b", " ".join(kept))
         if is_kept:
             return [f"{atom.text[:60]} was changed, which was to stay"]
         if is_named or re.search(rf"(?i)\b(?:{kinds})\b", instruction):
@@ -386,10 +414,28 @@ def _other_lines(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     ]
     is_at_old = any(at_old for _, at_old, _ in units)  # else the words of the new lines count, too
     named = [at_old if is_at_old else shared(asked, words) for _, at_old, words in units]
+    alike = [] if is_of_several(instruction) else _alike(hunks)
     for (start, _, words), own in zip(units, named, strict=True):
-        if words and any(own < other for other in named) and not own:
+        others = [other for other in named if own < other]
+        beside = [at for some in alike if start in some for at in some]
+        is_less = any(
+            own < other for (at, *_), other in zip(units, named, strict=True) if at in beside
+        )
+        if words and ((others and not own) or is_less):
             return [f"line {start + 1} changed, too, and what it says was not named"]
     return []
+
+
+def _alike(hunks: Sequence[Hunk]) -> list[list[int]]:
+    """Return the lines with the same change, where there are several."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for start, old, new in _units(hunks):
+        if len(old) == len(new) == 1:
+            one, other = (re.findall(r"\w+|[^\w\s]", line) for line in (*old, *new))
+            runs = changed_runs(one, other)
+            pieces = (" ".join(some) for i, j, k, m in runs for some in (one[i:j], other[k:m]))
+            found.setdefault(tuple(pieces), []).append(start)
+    return [some for some in found.values() if len(some) > 1]
 
 
 def _units(hunks: Sequence[Hunk]) -> Iterator[tuple[int, Sequence[str], Sequence[str]]]:
@@ -415,12 +461,50 @@ def _of_code(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     )
     mark = {"braces": "//", "python": "#", "shell": "#"}.get(reading.language.parts, "")
     if not is_wording or not mark:
-        return []
+        return _half_renamed(hunks, reading, mark or "//")
     old, new = (_code(lines, mark) for lines in (reading.lines, apply(reading.lines, hunks)))
     for i, _, k, _ in changed_runs(old, new):
         before, after = (text[at] if at < len(text) else "" for text, at in ((old, i), (new, k)))
         if before.lower() not in reading.instruction.lower() or not before:
             return [f"{(before or after)[:60]}, which is code, was changed"]
+    return []
+
+
+# A name behind a word that declares it, such as in `def total(`, `int *total =`, `#define TOTAL 3`.
+_DECLARES = (
+    "def|defn?p?|defmodule|func|function|fn|fun|sub|class|struct|union|interface|trait|protocol|enum|type|"
+    "record|module|namespace|macro|let|var|val|const|static|mut|local|my|our|table|view|procedure|"
+    "property|alias|object"
+)
+_NO_TYPE = (
+    "return|yield|await|throw|new|case|else|in|not|and|or|is|as|goto|extends|implements|delete"
+)
+_NAME = r"[*&]*[ \t]+[*&$]{0,3}(?P<name>[^\W\d]\w*)[ \t]*(?P<behind>[=(;:,)\[{<]|$)"
+_DEFINED = r"\#[ \t]*define[ \t]+(?P<macro>\w+)"
+_DECLARED = re.compile(rf"(?im){_DEFINED}|(?<![\w.])(?:{_DECLARES}){_NAME}")
+_TYPED = re.compile(rf"(?m){_DEFINED}|(?<![\w.])(?!(?:{_NO_TYPE})\b)[^\W\d][\w\]<>]*{_NAME}")
+_TYPES_FIRST = {".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".cs", ".dart", ".groovy", ".m"}
+
+
+def _half_renamed(hunks: Sequence[Hunk], reading: Reading, mark: str) -> list[str]:
+    """Return an objection if a declaration has a new name, and the old one is still used."""
+    before, after = (
+        without_texts([*one], mark) for one in (reading.lines, apply(reading.lines, hunks))
+    )
+    pattern = _TYPED if reading.suffix in _TYPES_FIRST else _DECLARED
+    old, new = (
+        {one["macro"] or one["name"]: one["behind"] for one in pattern.finditer("\n".join(lines))}
+        for lines in (before, after)
+    )
+    words = {one for line in before for one in re.findall(r"\w+", line)}
+    if not new.keys() - old.keys() - words:
+        return []
+    for name in old.keys() - new.keys():
+        others = "" if old[name] == "(" else r"(?<![.>:])"  # a member of the name is another thing
+        used = re.compile(rf"(?<![\w\"'`-]){others}{re.escape(name)}(?![\w-])")
+        at = next((i for i, line in enumerate(after) if used.search(line)), -1)
+        if at >= 0:
+            return [f"{name} has another name now, and line {at + 1} still uses it"]
     return []
 
 
@@ -431,11 +515,15 @@ def _code(lines: Sequence[str], mark: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text)
 
 
+_ADDS_TEXT = re.compile(r"(?i)\s*(?:please\s+)?(?:add|append|insert)\s+[`\"'“「]")
+
+
 def _more_than_added(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection to lines that were replaced elsewhere, where only something was added."""
     new = [one for one in hunks if not any(line.strip() for line in one.old)]
     is_plural = is_of_several(reading.instruction) and reading.suffix not in PROSE
-    if is_plural or not ADDS.match(reading.instruction) or not (new or reading.suffix in PROSE):
+    is_addition = ADDS.match(reading.instruction) or _ADDS_TEXT.match(reading.instruction)
+    if is_plural or not is_addition or not (new or reading.suffix in PROSE):
         return []
     for one in hunks:
         if one not in new and not extends(one):
@@ -459,7 +547,7 @@ _NOUNS = (
     r"exactly|around|only|now|just|at)\s+){0,3}"
 )
 _LINKS = (
-    "to|into|with|becomes?|be|says?|saying|called|named|cost|costs|is|are|now|use|uses|write|put|add|"
+    "to|into|with|through|via|becomes?|be|says?|saying|called|named|cost|costs|is|are|now|use|uses|write|put|add|"
     "insert|append|auf"
 )
 _PREPOSITION = (
@@ -535,6 +623,23 @@ def _new_values(instruction: str) -> Iterator[str]:
         )
         if not is_no_value:
             yield value[1:-1] if is_quoted else value
+
+
+_NEW_FOR_OLD = re.compile(
+    r"(?i)\b(?:new|neue[rs]?|nuev[oa]|nouve(?:au|lle))\s+[\w-]+\s+(?:is|are|ist|sind|lautet|es|est)\b|"
+    r"\bis\s+now\b|\bist\s+jetzt\b|\bes\s+ahora\b"
+)
+
+
+def _nothing_gave_way(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection if a new value was added to a line, and the old one is still there."""
+    if not _NEW_FOR_OLD.search(reading.instruction) or not any(any(one.old) for one in hunks):
+        return []
+    for hunk in hunks:
+        old, new = (re.findall(r"\w+", "\n".join(lines)) for lines in (hunk.old, hunk.new))
+        if any(i < j for i, j, _, _ in changed_runs(old, new)):
+            return []
+    return ["nothing gave way to what is new"]
 
 
 def _is_range(before: str) -> bool:

@@ -26,7 +26,7 @@ _MOST_ALIKE = 50  # places of the same change, of which one alone may be named
 _MANY = 1000  # lines of a text whose lines are compared with each other
 COMMON = frozenset({
     "a", "about", "above", "add", "added", "adding", "after", "again", "all", "also", "an", "and",
-    "any", "anything", "are", "as", "at", "back", "be", "because", "been", "before", "behind",
+    "any", "anything", "are", "as", "at", "be", "because", "been", "before", "behind",
     "below", "both", "but", "by", "call", "called", "can", "cannot", "change", "changed", "could",
     "do", "does", "done", "each", "every", "everything", "file", "fix", "for", "from", "get",
     "give", "given", "has", "have", "if", "in", "instead", "into", "is", "it", "its", "just",
@@ -64,6 +64,9 @@ _NO_PLACE = re.compile(
 _NO_WORDS = frozenset(
     {"the", "a", "an", "of", "to", "in", "and", "is", "new", "one", "for", "with"}
 )
+_COMMENTED_OUT = re.compile(r"\s*(?:[;#]|//)")
+_KEY = re.compile(r"\s*(?:-\s+)?[\"']?([\w.-]+)[\"']?\s*[=:<>~!]")
+_BOX = re.compile(r"\s*[-*+]\s+\[[ xX]\]\s")
 _ITEM_LINE = re.compile(r"\s*(?:(?:[-*+]|\d+[.)])\s|\|)")
 _ADDRESSES = re.compile(r"https?://[^\s\"'`<>,;]*[\w/]|[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+")
 _OF_ADDRESSES = frozenset({
@@ -208,7 +211,11 @@ class _Places:
         reading = self._reading
         if reading.scope or self._is_prose:
             return []
-        words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", reading.instruction.lower())) - COMMON
+        is_added = not any(line.strip() for hunk in hunks for line in hunk.old)
+        if is_added and is_table(reading.name):
+            return []  # the words are those of the new cells
+        said = re.sub(r"\d+(?:[.,]\d+)+", " ", reading.instruction.lower())  # a value
+        words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", said)) - COMMON
         words -= {*"0123456789"}  # most often a value
         places: dict[str, set[int]] = {}
         for i, line in enumerate(self._lines):
@@ -295,6 +302,20 @@ class _Places:
                     and not here - self.named_at(j, j + 1, changed)
                 ):
                     return f"line {j + 1} is like line {i + 1}, and which one is meant is not clear"
+        return self._better_named(hunk, changed)
+
+    def _better_named(self, hunk: Hunk, changed: Collection[int]) -> str:
+        """Return a doubt if a line like a changed one has more words of the instruction."""
+        own = range(len(self._lines))
+        for i in range(hunk.start, hunk.end):
+            here = self.named_at(i, i + 1, own)
+            others = [j for j, one in enumerate(self._lines) if _BOX.match(one)]
+            is_box = _BOX.match(self._lines[i])
+            for j in others if is_box else _look_alikes(self._lines, i, hunk):
+                is_other = j not in changed and not self._is_exactly(i, j)
+                more = self.named_at(j, j + 1, own) - here if is_other else set()
+                if more and here <= self.named_at(j, j + 1, own):
+                    return f"line {j + 1} has more words of the instruction than line {i + 1}"
         return ""
 
     def _is_only_address(self, hunk: Hunk) -> bool:
@@ -307,9 +328,33 @@ class _Places:
         return sum(mark in one for line in self._lines for one in _ADDRESSES.findall(line)) == 1
 
     def _is_exactly(self, at: int, other: int) -> bool:
-        """Return whether a row has a word of the instruction that another one has not as it is."""
-        own, others = (words_of(self._lines[i]) for i in (at, other))
-        return is_table(self._reading.name) and bool((self._asked & own) - others)
+        """Return whether a line is named as it is, or another one was to stay, or is a comment."""
+        lines = (self._lines[at], self._lines[other])
+        own, others = map(words_of, lines)
+        if is_table(self._reading.name):
+            return bool((self._asked & own) - others)
+        if [bool(_COMMENTED_OUT.match(line)) for line in lines] == [False, True]:
+            return "comment" not in self._reading.instruction
+        kept = words_kept(self._reading.instruction)
+        if kept and shared(kept, self._words_at(other)) - shared(kept, self._words_at(at)):
+            return True
+        is_named, is_other_named = (self._is_key_named(line) for line in lines)
+        return is_named and not is_other_named
+
+    def _words_at(self, at: int) -> set[str]:
+        """Return the words of a line, and those in the names of the parts around it."""
+        parts = (
+            one for one in self._reading.parts if one.start <= at < max(one.end, one.start + 1)
+        )
+        return words_of("\n".join([self._lines[at], *(".".join(one.path) for one in parts)]))
+
+    def _is_key_named(self, line: str) -> bool:
+        """Return whether the key of a line stands whole in the instruction."""
+        key = _KEY.match(line)
+        name = re.escape(key[1]) if key else ""
+        return bool(name) and bool(
+            re.search(rf"(?<![\w.-]){name}(?![\w-]|\.\w)", self._reading.instruction)
+        )
 
     def _named_alike(self, at: int) -> list[int]:
         """Return the lines with a value that have the words of the instruction that a line has."""
@@ -460,6 +505,33 @@ def words_asked(reading: Reading) -> set[str]:
     new = [one for one in _ADDRESSES.findall(text) if one not in whole]
     found = words_of(without(text, new)) | (words_of(" ".join(new)) - _OF_ADDRESSES)
     return found - COMMON
+
+
+_SENTENCE = re.compile(r"[.,;!?](?=\s|$)|\s(?=(?:but|aber|pero|mais)\s)|[。，；]")
+# What stays is said before the verb or behind it.
+_STAYS = re.compile(
+    r"(?i)\b(?:stays?|remains?|keeps?|(?:is|are|be|left|stay) (?:un\w+|alone)|bleib\w*|unverändert)"
+    r"\b|\b(?P<behind>(?:don'?t|do not|never) (?:touch|change)|no (?:cambies|toques)|leave|"
+    r"keep(?= the)|(?:is|are) not (?:one of|part of|in))\b|不变|保持|そのまま"
+)
+_PRONOUNS = frozenset({"it", "them", "that", "those", "they"})
+
+
+def words_kept(instruction: str) -> set[str]:
+    """Return the words that an instruction has only where it says what stays as it is."""
+    kept, rest, before = set[str](), set[str](), set[str]()
+    for clause in _SENTENCE.split(instruction[:_MOST_READ]):
+        words = words_of(clause)
+        if found := _STAYS.search(clause):
+            is_behind = found["behind"]
+            words = words_of(clause[found.end() :] if is_behind else clause[: found.start()])
+            if is_behind and words & _PRONOUNS and not words - COMMON - _PRONOUNS:
+                words, rest = before, rest - before
+            kept |= words
+        else:
+            rest |= words
+        before = words
+    return kept - rest - COMMON
 
 
 def without(text: str, parts: Sequence[str]) -> str:

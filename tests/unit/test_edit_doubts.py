@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from gguf_spec.edit import EditPlan
-from gguf_spec.edit.doubts import _new_values
-from gguf_spec.edit.structure import data_changes, tree_of
+from gguf_spec.edit.doubts import _new_values, doubts
+from gguf_spec.edit.hunks import Hunk
+from gguf_spec.edit.structure import changed_runs, data_changes, tree_of
 
 CONFIG = {
     "a.yaml": "# the service\nserver:\n  host: web-1\n  port: 8080 # plain\n  timeout: 30\ncache:\n  size: 100\n  ttl: 60\nusers:\n  - name: ann\n    role: admin\n  - name: ben\n    role: guest\nversion: \"3.8\"\n",
@@ -243,3 +244,60 @@ def test_a_deep_or_odd_data_file_is_no_crash():
             f"{text}b", SimpleNamespace(stats=None, seed=0)
         )
         assert edit.hunks
+
+
+# The changes themselves, in whatever form a model wrote them.
+DOUBTED = [
+    # a declaration with another name, of which uses are left
+    ("a.c", "TOTAL should be MOST", [("#define TOTAL", "#define MOST")], "TOTAL has another name now, and line 2 still uses it", "#define TOTAL 3\nint all[TOTAL];\nint f(void) { return 1; }\n"),
+    ("a.php", "The method add of Router should be called addRoute.", [("function add(", "function addRoute(")], "add has another name now", "<?php\nclass Router {\n  public function add($p) { return $this; }\n  public function get($p) { return $this->add($p); }\n}\n"),
+    ("a.kt", "the count should be called total", [("val count = 3", "val total = 3")], "count has another name now", "fun f(): Int {\n  val count = 3\n  log(1)\n  return count + 1\n}\n"),
+    # what was to stay
+    ("a.toml", "add a feature serve that needs axum. It is not one of the default ones.", [('default = ["cli"]', 'serve = ["axum"]')], "features.default is gone", '[features]\ndefault = ["cli"]\ncli = []\n'),
+    ("a.toml", "add a feature serve that needs axum. It is not one of the default ones.", [('default = ["cli"]', 'default = ["cli", "serve"]'), ("cli = []\n", 'cli = []\nserve = ["axum"]\n')], "default was to stay", '[features]\ndefault = ["cli"]\ncli = []\n'),
+    ("a.json", "theme color #2f6f4e, background stays white", [('"background_color": "#fff"', '"background_color": "#2f6f4e"')], "background was to stay", '{\n  "theme_color": "#fff",\n  "background_color": "#fff"\n}\n'),
+    ("a.yaml", "size 200, leave the ttl", [("size: 100", "size: 200"), ("ttl: 60", "ttl: 200")], "ttl was to stay"),
+    ("a.md", 'Fix the spelling of "dependancies" in the text. The command is really called like that, don\'t touch it.', [("x check-dependancies", "x check-dependencies")], "which was to stay", "# X\n\nIt has no dependancies.\n\n```\nx check-dependancies\n```\n"),
+    # the same change at a place that has fewer words of the instruction
+    ("a.txt", "la basura se recoge ahora a las 23:00", [("recoge a las 22:00", "recoge a las 23:00"), ("cierra a las 22:00", "cierra a las 23:00")], "line 4 changed, too", "AVISO\n\n- La basura se recoge a las 22:00.\n- El cuarto se cierra a las 22:00.\n- Gracias.\n"),
+    ("a.md", "back door is painted", [("[ ] Paint the front", "[x] Paint the front")], "line 4 has more words", "# House\n\n- [ ] Paint the front door\n- [ ] Paint the back door\n"),
+    ("a.md", "back door is painted", [("[ ] Paint the front", "[x] Paint the front"), ("[ ] Paint the back", "[x] Paint the back")], "line 3 changed, too", "# House\n\n- [ ] Paint the front door\n- [ ] Paint the back door\n"),
+    ("todo.md", 'Add "pack the tent" at the end of the list', [("- [ ] pack the bags\n", "- [x] pack the bags\n- [ ] pack the tent\n")], "only an addition was asked for"),
+    # something more, or something new
+    ("a.xml", "the server is known as web-2 too", [('"web-1"', '"web-2"')], "something more was asked for"),
+    ("a.txt", "the new address is Mill Lane 9", [("04177 Leipzig", "Mill Lane 9, 04177 Leipzig")], "nothing gave way", "Ann\nHigh Street 3\n04177 Leipzig\n"),
+    (".env", "mail goes through mail.example.com, port 587 now", [("PORT=25", "PORT=587")], "mail.example.com is not in what was written", "HOST=old.example.com\nPORT=25\nUSER=ann\n"),
+]  # fmt: skip
+NOT_DOUBTED = [
+    ("requirements.txt", "pin requests to 2.32.3", [("requests>=2.28", "requests==2.32.3")], "flask>=3\nrequests>=2.28\nrequests-cache>=1.2\n"),
+    ("php.ini", "memory limit 512M", [("\nmemory_limit = 128M", "\nmemory_limit = 512M")], "[PHP]\n;memory_limit = 64M\nmemory_limit = 128M\nport = 1\n"),
+    ("a.xml", "Our own logger should be at INFO. The one for mail stays at DEBUG.", [('own.tickets" level="DEBUG"', 'own.tickets" level="INFO"')], '<c>\n  <logger name="own.tickets" level="DEBUG"/>\n  <logger name="own.mail" level="DEBUG"/>\n</c>\n'),
+    ("a.csv", "Der Leim kostet jetzt 12,90", [("B1;34;11,50", "B1;34;12,90")], "Nr;Name;Lager;Zahl;Preis\n12;Farbe;A1;3;4,00\n4471;Leim;B1;34;11,50\n"),
+    ("a.csv", "Am Ende: 4530, Pinsel, Lager D1, 20 Stück zu 6,40", [("4471;Leim;D1;34;11,50\n", "4471;Leim;D1;34;11,50\n4530;Pinsel;D1;20;6,40\n")], "Nr;Name;Lager;Zahl;Preis\n12;Farbe;A1;3;4,00\n4471;Leim;D1;34;11,50\n"),
+    ("a.c", "TOTAL should be MOST", [("#define TOTAL", "#define MOST"), ("all[TOTAL]", "all[MOST]")], "#define TOTAL 3\nint all[TOTAL];\nint f(void) { return 1; }\n"),
+]  # fmt: skip
+
+
+def doubts_about(name, ask, edits, text=None):
+    old = text or TEXTS[name]
+    new = old
+    for one, other in edits:
+        assert new.count(one) == 1, one
+        new = new.replace(one, other)
+    reading = EditPlan(old, ask, name=name).reading
+    lines = new.removesuffix("\n").split("\n")
+    runs = changed_runs(reading.lines, lines)
+    hunks = [Hunk(i, tuple(reading.lines[i:j]), tuple(lines[k:m])) for i, j, k, m in runs]
+    return doubts(hunks, reading)
+
+
+@pytest.mark.parametrize("case", DOUBTED, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_a_change_that_is_doubted(case):
+    name, ask, edits, why, *text = case
+    found = doubts_about(name, ask, edits, *text)
+    assert any(why in one for one in found), found
+
+
+@pytest.mark.parametrize("case", NOT_DOUBTED, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_a_change_that_is_not_doubted(case):
+    assert doubts_about(*case) == []
