@@ -166,8 +166,13 @@ def extends(hunk: Hunk) -> bool:
 
 
 def _is_longer(line: str, other: str) -> bool:
-    words = iter(re.findall(r"\w+|[^\w\s,;]", other[:_MOST_READ]))
-    return all(one in words for one in re.findall(r"\w+|[^\w\s,;]", line[:_MOST_READ]))
+    words = iter(_words_and_marks(other))
+    return all(one in words for one in _words_and_marks(line))
+
+
+def _words_and_marks(line: str) -> list[str]:
+    """Return the words and marks of a line; an empty box is a word, so that a tick replaces it."""
+    return re.findall(r"\w+|[^\w\s,;]", line[:_MOST_READ].replace("[ ]", "[empty]"))
 
 
 REMOVES = re.compile(
