@@ -461,7 +461,7 @@ def _of_code(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     )
     mark = {"braces": "//", "python": "#", "shell": "#"}.get(reading.language.parts, "")
     if not is_wording or not mark:
-        return _half_renamed(hunks, reading, mark or "//")
+        return _more_than_renamed(hunks, reading) + _half_renamed(hunks, reading, mark or "//")
     old, new = (_code(lines, mark) for lines in (reading.lines, apply(reading.lines, hunks)))
     for i, _, k, _ in changed_runs(old, new):
         before, after = (text[at] if at < len(text) else "" for text, at in ((old, i), (new, k)))
@@ -484,6 +484,28 @@ _DEFINED = r"\#[ \t]*define[ \t]+(?P<macro>\w+)"
 _DECLARED = re.compile(rf"(?im){_DEFINED}|(?<![\w.])(?:{_DECLARES}){_NAME}")
 _TYPED = re.compile(rf"(?m){_DEFINED}|(?<![\w.])(?!(?:{_NO_TYPE})\b)[^\W\d][\w\]<>]*{_NAME}")
 _TYPES_FIRST = {".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".cs", ".dart", ".groovy", ".m"}
+
+
+_RENAMES = re.compile(
+    r"(?i)\brename\b[^.;]*?(?<!of )(?<![\w$@%-])(?P<old>[\w$@%-]+)[`\"']?\s+(?:in)?to\s+[`\"']?"
+    r"(?P<new>[\w$@%-]+)"
+)
+_AND_MORE = re.compile(r"(?i)\band\b|\bthen\b|[,;]\s*\w+ (?:the|a)\b|\.\s+\w")
+
+
+def _more_than_renamed(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection if other words changed where a name was to be renamed."""
+    found = _RENAMES.search(reading.instruction)
+    if not found or _AND_MORE.search(reading.instruction[found.start("new") :]):
+        return []
+    plain = found["old"].strip("$@%-").lower()
+    for hunk in hunks:
+        old, new = (re.findall(r"\w+", "\n".join(lines)) for lines in (hunk.old, hunk.new))
+        for i, j, _, _ in changed_runs(old, new):
+            others = [one for one in old[i:j] if plain not in one.lower()]
+            if others:
+                return [f"{others[0][:60]} changed, too, and only {found['old']} was to be renamed"]
+    return []
 
 
 def _half_renamed(hunks: Sequence[Hunk], reading: Reading, mark: str) -> list[str]:
@@ -591,7 +613,11 @@ def _not_written(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         for which in ("old", "new")
     )
     whole = "\n".join(reading.lines)
-    for value in _new_values(reading.instruction):
+    values = [*_new_values(reading.instruction)]
+    if not old.strip():  # a quoted text is new, or it says where
+        found = (next(filter(None, one.groups())) for one in QUOTED.finditer(reading.instruction))
+        values += [one for one in found if _folded(one) not in _folded(whole)]
+    for value in values:
         if not _is_written(value, old, new, whole):
             return [f"{value[:60]} is not in what was written"]
     return []

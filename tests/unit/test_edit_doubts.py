@@ -252,6 +252,7 @@ DOUBTED = [
     ("a.c", "TOTAL should be MOST", [("#define TOTAL", "#define MOST")], "TOTAL has another name now, and line 2 still uses it", "#define TOTAL 3\nint all[TOTAL];\nint f(void) { return 1; }\n"),
     ("a.php", "The method add of Router should be called addRoute.", [("function add(", "function addRoute(")], "add has another name now", "<?php\nclass Router {\n  public function add($p) { return $this; }\n  public function get($p) { return $this->add($p); }\n}\n"),
     ("a.kt", "the count should be called total", [("val count = 3", "val total = 3")], "count has another name now", "fun f(): Int {\n  val count = 3\n  log(1)\n  return count + 1\n}\n"),
+    ("a.cs", "In Limiter, rename the private field _limit to _most.", [("int _limit;", "int _most;"), ("_limit = top", "_most = best"), ("int top)", "int best)")], "top changed, too, and only _limit was to be renamed", "class Limiter {\n  int _limit;\n  Limiter(int top) { _limit = top; }\n}\n"),
     # what was to stay
     ("a.toml", "add a feature serve that needs axum. It is not one of the default ones.", [('default = ["cli"]', 'serve = ["axum"]')], "features.default is gone", '[features]\ndefault = ["cli"]\ncli = []\n'),
     ("a.toml", "add a feature serve that needs axum. It is not one of the default ones.", [('default = ["cli"]', 'default = ["cli", "serve"]'), ("cli = []\n", 'cli = []\nserve = ["axum"]\n')], "default was to stay", '[features]\ndefault = ["cli"]\ncli = []\n'),
@@ -264,6 +265,7 @@ DOUBTED = [
     ("a.md", "back door is painted", [("[ ] Paint the front", "[x] Paint the front"), ("[ ] Paint the back", "[x] Paint the back")], "line 3 changed, too", "# House\n\n- [ ] Paint the front door\n- [ ] Paint the back door\n"),
     ("todo.md", 'Add "pack the tent" at the end of the list', [("- [ ] pack the bags\n", "- [x] pack the bags\n- [ ] pack the tent\n")], "only an addition was asked for"),
     # something more, or something new
+    ("a.csv", 'Am Ende: 4530, "Pinsel; rund", Lager D1, 20 Stück zu 6,40', [("4471;Leim;D1;34;11,50\n", "4471;Leim;D1;34;11,50\n4530;Pinsel;D1;20;6,40\n")], "Pinsel; rund is not in what was written", "Nr;Name;Lager;Zahl;Preis\n12;Farbe;A1;3;4,00\n4471;Leim;D1;34;11,50\n"),
     ("a.xml", "the server is known as web-2 too", [('"web-1"', '"web-2"')], "something more was asked for"),
     ("a.txt", "the new address is Mill Lane 9", [("04177 Leipzig", "Mill Lane 9, 04177 Leipzig")], "nothing gave way", "Ann\nHigh Street 3\n04177 Leipzig\n"),
     (".env", "mail goes through mail.example.com, port 587 now", [("PORT=25", "PORT=587")], "mail.example.com is not in what was written", "HOST=old.example.com\nPORT=25\nUSER=ann\n"),
@@ -274,6 +276,7 @@ NOT_DOUBTED = [
     ("a.xml", "Our own logger should be at INFO. The one for mail stays at DEBUG.", [('own.tickets" level="DEBUG"', 'own.tickets" level="INFO"')], '<c>\n  <logger name="own.tickets" level="DEBUG"/>\n  <logger name="own.mail" level="DEBUG"/>\n</c>\n'),
     ("a.csv", "Der Leim kostet jetzt 12,90", [("B1;34;11,50", "B1;34;12,90")], "Nr;Name;Lager;Zahl;Preis\n12;Farbe;A1;3;4,00\n4471;Leim;B1;34;11,50\n"),
     ("a.csv", "Am Ende: 4530, Pinsel, Lager D1, 20 Stück zu 6,40", [("4471;Leim;D1;34;11,50\n", "4471;Leim;D1;34;11,50\n4530;Pinsel;D1;20;6,40\n")], "Nr;Name;Lager;Zahl;Preis\n12;Farbe;A1;3;4,00\n4471;Leim;D1;34;11,50\n"),
+    ("a.cs", "In Limiter, rename the private field _limit to _most.", [("int _limit;", "int _most;"), ("_limit = top", "_most = top")], "class Limiter {\n  int _limit;\n  Limiter(int top) { _limit = top; }\n}\n"),
     ("a.c", "TOTAL should be MOST", [("#define TOTAL", "#define MOST"), ("all[TOTAL]", "all[MOST]")], "#define TOTAL 3\nint all[TOTAL];\nint f(void) { return 1; }\n"),
 ]  # fmt: skip
 
