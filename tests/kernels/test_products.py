@@ -219,6 +219,21 @@ def test_a_nan_behind_the_largest_number(instruction_set):
             assert np.array_equal(weights.product(x), stock, equal_nan=True), name
 
 
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_smallest_scales_of_mxfp4(instruction_set):
+    """Those that are no normal floats; among larger ones they would not be seen."""
+    k, columns = 256, 8
+    blocks = np.random.default_rng(1).integers(0, 256, (columns * k // 32, 17), np.uint8)
+    x = numbers((3, k), 2) * np.float32(1e30)
+    for scale in range(4):
+        blocks[:, 0] = scale
+        weights = Weights(blocks.tobytes(), TYPES["MXFP4"], k, columns)
+        with kernels(0):
+            stock = np.concatenate([weights.product(x[i : i + 1]) for i in range(3)])
+        with kernels(1, instruction_set):
+            assert np.array_equal(weights.product(x), stock)
+
+
 # Multiplies with weights behind which no page of memory is.
 AT_THE_END = """
 import ctypes, mmap, sys
