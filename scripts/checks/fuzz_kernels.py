@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from gguf_spec.llama import own_kernels
 from tests.kernels import graphs
 from tests.kernels.graphs import BF16, F16, F32, Q8_0, TYPES, Weights, kernels, quantized
 from tests.kernels.test_attention import HIDDEN, exact
@@ -124,9 +125,13 @@ def fuzz_attention(random):
 
 def fuzz_product(random):
     name = str(random.choice(list(TYPES)))
-    k, columns = 256 * int(random.integers(1, 9)), 8 * int(random.integers(1, 12))
-    n, n_matrices = int(random.integers(1, 41)), int(random.choice([1, 1, 3, 8]))
+    # more than a kernel with tiles unpacks at once: 8 superblocks, 256 rows, 64 columns
+    k, columns = 256 * int(random.integers(1, 12)), int(random.integers(1, 140))
+    n, n_matrices = int(2 ** random.uniform(0, 8.2)), int(random.choice([1, 1, 3, 8]))
     repacked = graphs.is_repacked(name) and random.random() < 0.5
+    if repacked:
+        columns = 8 * -(-columns // 8)
+    tiles_from = int(random.choice([0, 2]))
     w, x = (
         random.standard_normal(shape).astype(np.float32)
         for shape in ((n_matrices * columns, k), (n, k))
@@ -136,10 +141,13 @@ def fuzz_product(random):
     if n_matrices > 1:
         used = int(random.integers(1, n_matrices + 1))
         ids, x = np.array([random.permutation(n_matrices)[:used] for _ in range(n)]), x[:, None]
-    row, about = int(random.integers(n)), (name, repacked, k, columns, n, n_matrices)
+        if random.random() < 0.1:
+            ids[:] = ids[0, 0]  # a token may name an expert twice
+    row, about = int(random.integers(n)), (name, repacked, k, columns, n, n_matrices, tiles_from)
     some = None if ids is None else ids[row : row + 1]
     planned, running = random.integers(1, 20, 2).tolist()
     with kernels(1):
+        own_kernels.library().gguf_spec_kernels_tiles_from(tiles_from)
         found, alone = (
             weights.product(x, running, ids, planned=planned),
             weights.product(x[row : row + 1], 1, some),

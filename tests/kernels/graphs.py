@@ -17,7 +17,7 @@ TYPES = {
 }  # fmt: skip
 REPACKED = ("Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q2_K")
 # offsets of the sizes of a tensor, and of its fields `data` and `extra`
-SIZES, _DATA, _EXTRA = 16, 248, 320
+SIZES, DATA, _EXTRA = 16, 248, 320
 
 
 class _Init(c.Structure):
@@ -134,7 +134,7 @@ class Weights:
                 pytest.skip("llama.cpp has no repacked form of this type here")
             g.set(self.tensor, self._data.ctypes.data, 0, self._data.size)
         else:
-            c.c_void_p.from_address(self.tensor + _DATA).value = self._data.ctypes.data
+            c.c_void_p.from_address(self.tensor + DATA).value = self._data.ctypes.data
 
     def __del__(self):
         if not _ggml:  # the test was skipped
@@ -193,7 +193,7 @@ _GUARD = np.full(1 << 20, 0xA5, np.uint8)
 
 
 def computed(context, result, shape, threads, planned=0, which=None, use_ref=False):
-    """Compute a tensor and return it as an array. Nothing may be written behind the work memory.
+    """Compute a tensor and return it as an array. Nothing may be written behind the work memory, and what lies in it does not count.
 
     planned: threads for which this was planned, unless as many; which: kernels that compute, unless those that plan, as in `kernels`; use_ref: with ggml's reference.
     """
@@ -201,7 +201,7 @@ def computed(context, result, shape, threads, planned=0, which=None, use_ref=Fal
     graph = g.graph(context)
     g.expand(graph, result)
     plan = g.plan(graph, planned or threads, None)
-    memory = np.empty(plan.n_bytes + _GUARD.size, np.uint8)
+    memory = np.full(plan.n_bytes + _GUARD.size, 0xFF, np.uint8)  # NaN, of all types of floats
     memory[plan.n_bytes :] = _GUARD
     plan.memory, plan.threads, plan.use_ref = memory.ctypes.data, threads, use_ref
     with contextlib.nullcontext() if which is None else kernels(which):

@@ -138,7 +138,7 @@ def test_largest_sums_with_tiles():
 
 # Prints whether tiles are in use, and the sum of the bits of a product of 40 rows.
 OF_TILES = """
-import ctypes, hashlib, os, signal, sys
+import ctypes, hashlib, mmap, os, signal, sys
 from os import fork
 import numpy as np
 from gguf_spec.llama import own_kernels
@@ -172,13 +172,21 @@ if "fork" in sys.argv:
     if not child:
         os._exit(found() != first)
     assert os.waitpid(child, 0)[1] == 0 and found() == first
+if "released" in sys.argv:
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(bytes.fromhex("b9 01 00 00 00  0f 01 d0  c3"))  # mov ecx, 1; xgetbv; ret
+    states = ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+    assert found() == first and not states() >> 17 & 3, "tiles are in use"
 print(own_kernels.tiles(), first)
 """
 
 
-@pytest.mark.parametrize("what", ["refused", "signals", "fork"])
+@pytest.mark.parametrize("what", ["refused", "signals", "fork", "released"])
 def test_tiles_of_a_process(what):
-    """A refusal is no error: the bits are the same. Signals and children by fork are as ever."""
+    """A refusal is no error: the bits are the same. Signals and children by fork are as ever.
+
+    After a product no tile is in use: the system would save their state at each change of threads.
+    """
     with kernels(1, "amx"):  # skips
         pass
     command = [sys.executable, "-c", OF_TILES]
@@ -194,6 +202,76 @@ def test_tiles_of_a_process(what):
         pytest.skip("this kernel takes no small signal stack")
     assert found.split()[1] == usual.split()[1]
     assert (usual.split()[0], found.split()[0]) == ("1", "-1" if what == "refused" else "1")
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_a_nan_behind_the_largest_number(instruction_set):
+    """It is no maximum, as in llama.cpp's quantising: the numbers before it count."""
+    k, columns = 256, 16
+    x = numbers((3, k), 1)
+    x[:, 8], x[0, 8 + 16 :: 16], x[1, 8 + 32] = 1e6, np.nan, np.nan
+    for name, repacked in (("Q4_K", False), ("Q6_K", False), ("Q4_K", True)):
+        w = numbers((columns, k), 2)
+        weights = Weights(quantized(w, TYPES[name]), TYPES[name], k, columns, repacked)
+        with kernels(0):
+            stock = np.concatenate([weights.product(x[i : i + 1]) for i in range(3)])
+        with kernels(1, instruction_set):
+            assert np.array_equal(weights.product(x), stock, equal_nan=True), name
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_smallest_scales_of_mxfp4(instruction_set):
+    """Those that are no normal floats; among larger ones they would not be seen."""
+    k, columns = 256, 8
+    blocks = np.random.default_rng(1).integers(0, 256, (columns * k // 32, 17), np.uint8)
+    x = numbers((3, k), 2) * np.float32(1e30)
+    for scale in range(4):
+        blocks[:, 0] = scale
+        weights = Weights(blocks.tobytes(), TYPES["MXFP4"], k, columns)
+        with kernels(0):
+            stock = np.concatenate([weights.product(x[i : i + 1]) for i in range(3)])
+        with kernels(1, instruction_set):
+            assert np.array_equal(weights.product(x), stock)
+
+
+# Multiplies with weights behind which no page of memory is.
+AT_THE_END = """
+import ctypes, mmap, sys
+import numpy as np
+from gguf_spec.llama import own_kernels
+from tests.kernels import graphs
+from tests.kernels.graphs import TYPES, Weights, kernels, quantized
+own_kernels._decided[:] = [own_kernels.enter("auto")]
+random, k = np.random.default_rng(1), 768
+for columns in (1, 21):
+    for name, kind in TYPES.items():
+        w = random.standard_normal((columns, k)).astype(np.float32)
+        data = quantized(w, kind)
+        size = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + size), mmap.PAGESIZE, 0)
+        weights = Weights(data, kind, k, columns)
+        ctypes.memmove(start + size - len(data), data, len(data))
+        field = ctypes.c_void_p.from_address(weights.tensor + graphs.DATA)
+        usual, field.value = field.value, start + size - len(data)
+        x = random.standard_normal((9, k)).astype(np.float32)
+        with kernels(1, sys.argv[1]):
+            for n in (1, 2, 9):
+                found, field.value = weights.product(x[:n]), usual
+                right, field.value = weights.product(x[:n]), start + size - len(data)
+                assert np.array_equal(found, right), name
+"""
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_nothing_behind_the_weights_is_read(instruction_set):
+    """The last matrix of a file may end with a page."""
+    with kernels(1, instruction_set):  # skips
+        pass
+    command = [sys.executable, "-c", AT_THE_END, instruction_set]
+    done = children.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
@@ -231,6 +309,30 @@ def test_experts(name, instruction_set):
                 )
         assert np.array_equal(alone, stock) or name == "F16"
         assert np.allclose(alone, stock, rtol=1e-4, atol=1e-3)
+
+
+def test_more_threads_than_there_is_memory_for_tiles():
+    """They compute without tiles, not with llama.cpp's kernels."""
+    w, x = numbers((40, 512), 1), numbers((40, 512), 2)
+    weights = Weights(quantized(w, TYPES["Q6_K"]), TYPES["Q6_K"], 512, 40)
+    with kernels(1, "amx"):
+        right, before = weights.product(x), own_kernels.n_computed(attentions=False)
+        assert np.array_equal(weights.product(x, 16, planned=1), right)
+        assert own_kernels.n_computed(attentions=False) == before + 1
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_experts_that_a_token_names_twice(name):
+    """More rows than tokens meet a matrix; they stay in the work memory."""
+    k, columns, n = 256, 24, 31
+    w, x = numbers((2 * columns, k), 1), numbers((n, 1, k), 2)
+    for repacked in (False, True)[: 1 + is_repacked(name)]:
+        data = quantized(w, TYPES[name])
+        weights = Weights(data, TYPES[name], k, columns, repacked, n_matrices=2)
+        with kernels(1, "avx512vnni"):
+            right = weights.product(x, ids=np.ones((n, 3), int))
+        with kernels(1, "amx"):
+            assert np.array_equal(weights.product(x, ids=np.ones((n, 3), int)), right)
 
 
 def test_rows_are_computed_by_us():

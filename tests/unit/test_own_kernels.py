@@ -224,6 +224,31 @@ def test_machines_without_own_kernels(monkeypatch, machine):
     assert own_kernels._start("auto") == Kernels("", "they are for Linux on x86-64 processors")
 
 
+@pytest.mark.parametrize(
+    ("problem", "kept", "name"),
+    [
+        ("", True, "avx2"),
+        ("this processor lacks AVX2", True, ""),
+        ("they do not fit this llama.cpp: a is b", False, ""),
+        ("the self-test failed: it is off", False, ""),
+    ],
+)
+def test_threads_are_kept_without_the_instructions(monkeypatch, tmp_path, problem, kept, name):
+    """They need none of these, but a library that works and fits."""
+    asked = []
+    (tmp_path / "x.so").write_text("")
+    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(tmp_path / "x.so"))
+    monkeypatch.setattr(own_kernels.sys, "platform", "linux")
+    monkeypatch.setattr(own_kernels, "is_x86", lambda: True)
+    monkeypatch.setattr(own_kernels, "CPU_LIBRARY", True)
+    monkeypatch.setattr(own_kernels, "library_problem", lambda *_, **__: problem)
+    monkeypatch.setattr(own_kernels, "library_result", lambda _: "x.json")
+    monkeypatch.setattr(own_kernels, "keep_threads", lambda: asked.append(True))
+    monkeypatch.setattr(own_kernels, "enter", Kernels)
+    found = own_kernels._start("avx2")
+    assert (bool(asked), found.name, found.reason) == (kept, name, problem)
+
+
 def test_the_first_model_decides(monkeypatch):
     monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)
     path, options = "tales-draft", {"threads": 1, "n_ctx": 64}
@@ -268,6 +293,8 @@ def test_measurements_have_other_names_with_other_kernels(monkeypatch):
 def test_unsupported_head_sizes_are_not_requested(kernels):
     sizes = [(0, 64, 1), (1 << 20, 64, 1), (80, 80, 8)]
     assert not any(own_kernels.takes_attention(*size) for size in sizes)
+    refused = [(608, 64, 1), (64, 608, 1), (72, 72, 1)]  # by the library
+    assert not any(own_kernels.takes_attention(*size) for size in refused)
     assert own_kernels.takes_attention(64, 64, 1) is (kernels == "own")
 
 
@@ -281,8 +308,14 @@ def test_unsupported_head_sizes_are_not_requested(kernels):
             lambda rows, n: np.nextafter(rows, np.inf) if n == 5 else rows,
             "other bits in passes of 5",
         ),
+        (
+            lambda rows, n: (
+                np.vstack([rows[:-1], np.nextafter(rows[-1:], np.inf)]) if n == 17 else rows
+            ),
+            "other bits in passes of 17",
+        ),
     ],
-    ids=["right", "off", "not a number", "other bits"],
+    ids=["right", "off", "not a number", "other bits", "other bits of the last row"],
 )
 def test_the_name_of_a_planted_fault(monkeypatch, spoil, said):
     rows = np.random.default_rng(1).choice([-1.0, 1.0], (selftest._MOST, 8)).astype(np.float32)
@@ -305,6 +338,18 @@ def test_the_name_of_a_planted_fault(monkeypatch, spoil, said):
     problem = problem_of(Operation("it", False, compute, compute))
     assert said in problem
     assert bool(said) is bool(problem)
+
+
+@pytest.mark.parametrize(("tiles", "named"), [(1, ["a, with tiles"]), (0, []), (-1, [])])
+def test_products_are_tested_with_tiles_where_there_are_some(monkeypatch, tiles, named):
+    given = []
+    library = SimpleNamespace(gguf_spec_kernels_tiles_from=given.append)
+    monkeypatch.setattr(own_kernels, "library", lambda: library)
+    monkeypatch.setattr(own_kernels, "tiles", lambda: tiles)
+    both = [Operation("a", False, len, len), Operation("b", True, len, len)]
+    monkeypatch.setattr(selftest, "operations", lambda: iter(both))
+    assert [one.name for one in selftest.with_tiles()] == named
+    assert given == [2, 0][: 2 * len(named)]
 
 
 def test_every_type_and_cache_is_tested():
@@ -374,6 +419,17 @@ def test_flash_attention_on_a_cpu(monkeypatch, asked, kind, own, chosen):
     monkeypatch.setattr(own_kernels, "has_own_attention", lambda *_: own)
     options = ContextOptions(flash_attention=asked, kv_type=kind)
     assert own_kernels.flash_on_cpu(None, options) == chosen
+
+
+@pytest.mark.parametrize(
+    ("taken", "rpc", "own"),
+    [({64, 128}, (), True), ({64}, (), False), ({128}, (), False), ({64, 128}, ("x:1",), False)],
+)
+def test_attention_is_our_own_where_all_layers_are(monkeypatch, taken, rpc, own):
+    monkeypatch.setattr(own_kernels, "head_sizes", lambda _: [(64, 64), (128, 128)])
+    monkeypatch.setattr(own_kernels, "takes_attention", lambda key, *_: key in taken)
+    options = SimpleNamespace(kv_type="f16", rpc=rpc)
+    assert own_kernels.has_own_attention(None, options) is own
 
 
 def test_a_problem_of_kernels_that_nobody_wants_is_not_kept(tmp_path, monkeypatch):
