@@ -47,7 +47,10 @@ _OLDEST_PYTHON = (3, 10)
 # exists if an NVIDIA driver is loaded
 _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
-_GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
+_GPU_BUILD = (
+    "take one for the GPU that is there: in a clone scripts/run --gpu, elsewhere "
+    "GGUF_SPEC_BUILD_LLAMA=gpu and pip install --force-reinstall there."
+)
 REBUILD = (
     "take the ready-made llama.cpp, or build it on this machine: in a clone, scripts/run "
     "--ready-made or --native; elsewhere `pip uninstall llama-cpp-python`, then `pip install .` in "
