@@ -45,7 +45,8 @@ EXACT = ["-DGGML_LLAMAFILE=OFF"]
 # llama.cpp's RPC backend, for `gguf-spec worker` and --rpc.
 RPC = ["-DGGML_RPC=ON"]
 RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
-# `native` compiles llama.cpp, `ready-made` does not, nor do `images` (with libmtmd) and `gpu` (with a backend for the GPU that is there);
+# `native` compiles llama.cpp, `ready-made` does not, nor do `images` (with libmtmd), `gpu` (with a backend for the GPU that is there), and
+# `cuda`, `cuda-12`, `vulkan` (where no GPU is seen now, as in `docker build`);
 # `0` leaves the wheel to the installer (build_backend.py)
 SWITCH = "GGUF_SPEC_BUILD_LLAMA"
 # `0`: the build backend leaves the kernels to the set-up; `all`: it compiles them for all processors
@@ -190,7 +191,7 @@ def way(have: str = "", wants_images: bool = False) -> str:
         Problem: A build for a GPU is asked for, and there is no GPU or no build for it.
     """
     asked = os.environ.get(SWITCH, "")
-    if asked in (NATIVE, READY_MADE):
+    if asked in (NATIVE, READY_MADE, *ready_made.GPUS):
         return asked
     if asked == GPU:
         return have if have in ready_made.GPUS else gpu_build()

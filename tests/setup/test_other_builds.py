@@ -140,8 +140,9 @@ def test_what_stays_and_what_is_taken(monkeypatch, capsys):
     assert _llama_wheel.way() == "native"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("llama.cpp with images, ready made cannot be used: it needs glibc 2.38")
-    monkeypatch.setenv("GGUF_SPEC_BUILD_LLAMA", "ready-made")
-    assert _llama_wheel.way("images", wants_images=True) == "ready-made"
+    for asked in ("ready-made", "vulkan", "cuda-12"):
+        monkeypatch.setenv("GGUF_SPEC_BUILD_LLAMA", asked)
+        assert _llama_wheel.way("images", wants_images=True) == asked
 
 
 def test_libraries_of_both_kinds_of_package(tmp_path):
