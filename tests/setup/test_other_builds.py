@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -376,3 +377,68 @@ def test_scripts_run_is_a_program_in_python_too(machine):  # noqa: F811
     done = children.run([sys.executable, "-c", code, script, "generate", "two words"], env=machine.env, cwd=machine.folder, capture_output=True, text=True, input="")  # fmt: skip
     assert done.stdout.endswith(" generate two words\n"), done.stderr
     assert done.returncode == 7
+
+
+# ---- the changed loader of llama-cpp-python
+
+
+@pytest.fixture
+def loader(tmp_path):
+    """Makes libraries, and returns the number that the one says that the loader takes for llama."""
+    if not shutil.which("cc") or not sys.platform.startswith("linux"):
+        pytest.skip("there is no compiler, or libraries are made otherwise")
+    package = Path(find_spec("llama_cpp").origin).parent
+    text = (package / "_ctypes_extensions.py").read_text(encoding="utf-8")
+    if not text.startswith("# Changed by gguf-spec"):  # a compiled one
+        text = ready_made.changed(text, ready_made.BUILDS[LINUX])
+    lib = tmp_path / "llama_cpp" / "lib"
+    lib.mkdir(parents=True)
+    (tmp_path / "llama_cpp" / "_ctypes_extensions.py").write_text(text, encoding="utf-8")
+
+    def make(path, number, *words):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source = tmp_path / "source.c"
+        source.write_text(f"int number(void) {{ return {number}; }}")
+        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, source, *words]
+        children.run(command, check=True)
+
+    def loaded(system="linux", then=""):
+        code = (
+            f"import ctypes, pathlib, sys; sys.platform = {system!r}; sys.path.insert(0, {str(lib.parent)!r})\n"
+            f"import _ctypes_extensions as e; lib = pathlib.Path({str(lib)!r})\n"
+            f"llama = e.load_shared_library('llama', lib); {then}\nprint(llama.number())"
+        )
+        done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+        return done.stdout.strip() or done.stderr.splitlines()[-1]
+
+    return lib, make, loaded
+
+
+@pytest.mark.parametrize(
+    ("system", "names"),
+    [
+        ("linux", ["libllama.v0.5.0.so", "libllama-common.so"]),
+        ("linux", ["libllama.cuda.v0.5.0.so", "libggml.cuda.v0.5.0.so"]),
+        ("linux", ["libllama.so.0", "libmtmd.so"]),
+        ("darwin", ["libllama.0.dylib", "libllama.dylib"]),
+    ],
+)
+def test_the_library_of_a_package_is_found(loader, system, names):
+    lib, make, loaded = loader
+    for i, name in enumerate(names, 1):
+        make(lib / name, i)
+    assert loaded(system) == "1"
+
+
+@pytest.mark.parametrize(("version", "folder"), [(13, "cu13"), (12, "cublas")])
+def test_cudas_libraries_are_loaded_from_their_packages(loader, version, folder):
+    """They lie in no folder that is searched; where one is missing, the others work."""
+    lib, make, loaded = loader
+    make(lib / "libllama.cuda.v0.5.0.so", 1)
+    cublas = lib.parents[1] / "nvidia" / folder / "lib" / f"libcublas.so.{version}"
+    make(cublas, 2)
+    make(lib / "libggml-cuda.so", 3, "-Wl,--no-as-needed", cublas)
+    assert loaded(then="ctypes.CDLL(str(lib / 'libggml-cuda.so'))") == "1"
+    cublas.write_text("damaged")
+    assert loaded() == "1"
+    assert cublas.name in loaded(then="ctypes.CDLL(str(lib / 'libggml-cuda.so'))")
