@@ -918,10 +918,11 @@ class BindingError(GgufSpecError, ImportError):
     reason: str
     version: str
 
-    def __init__(self, version: str, reason: str, tested: str) -> None:
+    def __init__(self, version: str, reason: str, tested: str, hint: str = "") -> None:
         super().__init__(
             f"llama-cpp-python {version} cannot be used: {reason}.",
-            f"install {tested}, the version that is tested, and its own library "
+            hint
+            or f"install {tested}, the version that is tested, and its own library "
             "(LLAMA_CPP_LIB_PATH names another one); in a clone: remove .venv, then scripts/run.",
         )
         self.version, self.reason = version, reason

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import importlib.metadata
 import os
 import platform
@@ -23,10 +22,9 @@ from typing import Literal, TypeAlias
 from ..errors import BindingError, InvalidOptionError, NotInstalledError, Text
 from ..llama import openmp as openmp_module
 from ..llama import probe, structures
-from ..llama.library import gpu_backends, library_folder
+from ..llama.library import library_folder
 from ..llama.options import NEEDS_OF_GPU, ContextOptions, physical_cores
 from ..plugins import plugin
-from ..system import subprogram
 from ..system.files import (
     CACHE_FOLDERS,
     DISK_FULL,
@@ -40,14 +38,15 @@ from ..system.files import (
 from ..system.limits import processor_limit
 from ..system.machine import available_bytes, format_bytes, limit_of, total_bytes
 
-# time limit of a try of a GPU in seconds; the first one may compile its programs
-_PATIENCE_S = 300
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
 # exists if an NVIDIA driver is loaded
 _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
-_GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
+_GPU_BUILD = (
+    "take one for the GPU that is there: in a clone scripts/run --gpu, elsewhere "
+    "GGUF_SPEC_BUILD_LLAMA=gpu and pip install --force-reinstall there."
+)
 REBUILD = (
     "take the ready-made llama.cpp, or build it on this machine: in a clone, scripts/run "
     "--ready-made or --native; elsewhere `pip uninstall llama-cpp-python`, then `pip install .` in "
@@ -142,27 +141,14 @@ def drivers(options: ContextOptions) -> list[Check]:
 
     llama.cpp must not be loaded here before: it loads the drivers.
     """
-    files = [path.name for path in gpu_backends(library_folder())]
-    if not files or subprogram.refusal():
-        return []
-    if problem := _driver_problem(options.gpu_layers, options.placement.devices):
-        found = f"llama.cpp with {', '.join(files)} {problem}: the other checks need it"
+    if problem := probe.driver_problem(options.gpu_layers, options.placement.devices):
+        found = f"llama.cpp {problem}: the other checks need it"
         todo = (
             "update the driver of the GPU, or remove these files from "
             f"{library_folder()} to use the processor."
         )
         return [Check("GPU driver", "fail", found, todo)]
     return []
-
-
-@functools.cache
-def _driver_problem(gpu_layers: int, devices: tuple[str, ...]) -> str:
-    try:
-        probe.run("gpu", gpu_layers, *devices, timeout_s=_PATIENCE_S)
-    except probe.ProbeError as error:
-        # an exception of Python, which the checks in this process report
-        return "" if str(error) == "ended with code 1" else str(error)
-    return ""
 
 
 def library() -> Check:
@@ -240,11 +226,16 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
 
 
 READY_MADE, COMPILED = "ready made", "compiled"
+# part of the version of a ready-made llama-cpp-python (scripts/build/ready_made.py)
+_OF_READY_MADE = "+llama.cpp."
 
 
 def origin() -> str:
     from ..llama.bindings import CPU_LIBRARY
 
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if _OF_READY_MADE in importlib.metadata.version("llama-cpp-python"):
+            return READY_MADE
     return READY_MADE if CPU_LIBRARY and CPU_LIBRARY.variant else COMPILED
 
 

@@ -19,10 +19,19 @@ from numpy.typing import NDArray
 
 from ..errors import BindingError
 from ..system.files import content_id
-from .library import cpu_library, libraries, load_own_libraries
+from .library import cpu_library, libraries, library_folder, load_own_libraries
 from .openmp import spin_count_set
+from .probe import driver_problem
 from .structures import TESTED, misfit
 
+if _crash := driver_problem():
+    raise BindingError(
+        version("llama-cpp-python"),
+        f"llama.cpp {_crash}",
+        TESTED,
+        "update the driver of the GPU; to use the processor, in a clone scripts/run --ready-made, "
+        f"elsewhere remove these files from {library_folder()}.",
+    )
 try:
     with spin_count_set():
         load_own_libraries()

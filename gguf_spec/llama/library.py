@@ -152,8 +152,9 @@ def load_own_libraries() -> None:
     if not (os.environ.get("LD_LIBRARY_PATH") and folder):
         return
     for name in ("ggml-base", "ggml-cpu", "ggml", "llama"):
-        with contextlib.suppress(OSError):  # a build without it, or one that cannot be loaded
-            ctypes.CDLL(str(Path(folder, f"lib{name}.so")))
+        for file in (f"lib{name}.so", f"lib{name}.so.0"):
+            with contextlib.suppress(OSError):  # a build without it, or one that cannot be loaded
+                ctypes.CDLL(str(Path(folder, file)))
 
 
 def cpu_library(llama: Any) -> CpuLibrary | None:

@@ -363,9 +363,8 @@ class ContextOptions:
                 hint = Text("omit {}, or {}", Option(name), NEEDS_OF_GPU)
                 raise InvalidOptionError(name, self.gpu_layers, f"0 or -1: {found}", hint)
             hint = Text(
-                "omit {}, or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install "
-                "--force-reinstall --no-cache-dir llama-cpp-python (or -DGGML_VULKAN=on, "
-                "-DGGML_METAL=on).",
+                "omit {}, or take a build for your GPU: in a clone scripts/run --gpu, elsewhere "
+                "GGUF_SPEC_BUILD_LLAMA=gpu and pip install --force-reinstall there.",
                 Option(name),
             )
             allowed = "0 or -1: this build of llama.cpp has no GPU backend"

@@ -6,8 +6,11 @@ this build of llama.cpp and everything else that the result depends on.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import os
+import platform
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +18,16 @@ from typing import Any
 
 from ..system import subprogram
 from ..system.files import cache_file, read_json, this_machine, write_json
+from .library import gpu_backends, library_folder
 
 _LOG = logging.getLogger(__name__)
+# in the environment of a probe, whose children ask no drivers
+_ASKING = "GGUF_SPEC_ASKS_DRIVERS"
+# time limit of a try of a GPU in seconds; the first one may compile its programs
+_PATIENCE_S = 300
+# what tells that a driver, or how it is used, has changed: files, and beginnings of variables
+_OF_DRIVERS = ("proc/driver/nvidia/version", "usr/share/vulkan/icd.d/*", "etc/vulkan/icd.d/*")
+_SETTINGS = ("CUDA_", "GGML_", "VK_", "MESA_", "LD_", "LLAMA_CPP_")
 
 
 class ProbeError(Exception):
@@ -44,6 +55,7 @@ def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
+            env={**os.environ, _ASKING: "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProbeError(f"did not run: {error}") from None
@@ -53,6 +65,36 @@ def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
         return json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         raise ProbeError(f"ended with code {done.returncode}") from None
+
+
+@functools.cache
+def driver_problem(gpu_layers: int = -1, devices: tuple[str, ...] = ()) -> str:
+    """Return how a process ends that computes with the GPUs, as a driver may end it.
+
+    It is empty if none does, or if llama.cpp has no libraries for GPUs. A success is kept until the
+    driver, its settings or these libraries change. llama.cpp must not be loaded here before: it
+    loads the drivers.
+    """
+    backends = gpu_backends(library_folder())
+    if not backends or _ASKING in os.environ:
+        return ""
+    files = [*backends, *(one for name in _OF_DRIVERS for one in Path("/").glob(name))]
+    about = [f"{path} {one.st_size} {one.st_mtime_ns}" for path in files for one in [path.stat()]]
+    version = Path("/", _OF_DRIVERS[0])
+    about += [version.read_text(encoding="utf-8")] if version.exists() else []
+    about += [f"{name}={os.environ[name]}" for name in os.environ if name.startswith(_SETTINGS)]
+
+    def find() -> str:
+        try:
+            run("gpu", gpu_layers, *devices, timeout_s=_PATIENCE_S)
+        except ProbeError as error:
+            # an exception of Python, which the process that asks meets, too
+            if str(error) != "ended with code 1":
+                return f"with {', '.join(path.name for path in backends)} {error}"
+        return ""
+
+    key = ["drivers", *this_machine(), platform.release(), gpu_layers, *devices, *sorted(about)]
+    return remembered(cache_file("probe", key), find, keep=False, alone="")
 
 
 def command(*arguments: str) -> list[str]:

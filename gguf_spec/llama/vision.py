@@ -319,8 +319,8 @@ def mtmd(path: Path) -> Any:
             "mmproj",
             str(path),
             "",
-            "compile llama.cpp: in a clone scripts/run --native, elsewhere "
-            "GGUF_SPEC_BUILD_LLAMA=native and pip install --force-reinstall there.",
+            "take one that can: in a clone scripts/run --images, elsewhere "
+            "GGUF_SPEC_BUILD_LLAMA=images and pip install --force-reinstall there.",
             message="this build of llama-cpp-python has no libmtmd, so it cannot read images.",
         ) from None
     return mtmd_cpp

@@ -7,10 +7,10 @@ Only the standard library; must be importable on Python 3.8, where _setup.py nam
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -23,8 +23,15 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import gpu
 import kept
 import ready_made
+
+IS_WINDOWS = sys.platform == "win32"
+if IS_WINDOWS:
+    import msvcrt
+else:
+    import fcntl
 
 CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 OLDEST, NEWEST = (3, 10), (3, 14)
@@ -38,11 +45,13 @@ EXACT = ["-DGGML_LLAMAFILE=OFF"]
 # llama.cpp's RPC backend, for `gguf-spec worker` and --rpc.
 RPC = ["-DGGML_RPC=ON"]
 RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
-# `native` compiles llama.cpp, `ready-made` does not, and `0` leaves the wheel to the installer (build_backend.py)
+# `native` compiles llama.cpp, `ready-made` does not, nor do `images` (with libmtmd), `gpu` (with a backend for the GPU that is there), and
+# `cuda`, `cuda-12`, `vulkan` (where no GPU is seen now, as in `docker build`);
+# `0` leaves the wheel to the installer (build_backend.py)
 SWITCH = "GGUF_SPEC_BUILD_LLAMA"
 # `0`: the build backend leaves the kernels to the set-up; `all`: it compiles them for all processors
 KERNELS_SWITCH = "GGUF_SPEC_BUILD_KERNELS"
-NATIVE, READY_MADE = "native", "ready-made"
+NATIVE, READY_MADE, GPU = "native", "ready-made", "gpu"
 # pip's package with a C++ compiler, for machines without one, and its size; GGUF_SPEC_ZIG=0 does without
 ZIG, ZIG_MB, ZIG_SWITCH = "ziglang", 101, "GGUF_SPEC_ZIG"
 ZIG_TARGET = "x86_64-linux-gnu.2.28"  # its glibc: the kernels run with this version and newer ones
@@ -143,7 +152,7 @@ def cpu_features() -> list:
         for line in lines:
             if line.lower().startswith(("flags", "features")):
                 return sorted(set(line.split(":", 1)[1].split()))
-    return [os.uname().machine, first_line(["sysctl", "-n", "machdep.cpu.brand_string"])[0]]
+    return [platform.machine(), first_line(["sysctl", "-n", "machdep.cpu.brand_string"])[0]]
 
 
 def cmake_args(features: list, is_gcc: bool) -> list:
@@ -171,21 +180,58 @@ def digest(*parts) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
-def way(have: str = "") -> str:
-    """Return where llama.cpp comes from, `native` or `ready-made`; `have` is what is there, if anything."""
+def way(have: str = "", wants_images: bool = False) -> str:
+    """Return where llama.cpp comes from: `native`, `ready-made`, or ready made for something (`images`, or one of `ready_made.GPUS`).
+
+    Args:
+        have: What is there, if anything; it stays unless another one is asked for.
+        wants_images: Take a build that reads images, where there is one and no other is asked for.
+
+    Raises:
+        Problem: A build for a GPU is asked for, and there is no GPU or no build for it.
+    """
     asked = os.environ.get(SWITCH, "")
-    if asked in (NATIVE, READY_MADE):
+    if asked in (NATIVE, READY_MADE, *ready_made.GPUS):
         return asked
-    if user_cmake_args() or os.environ.get(RPC_SWITCH) == "1":
-        return NATIVE
-    if have == NATIVE:
-        return NATIVE
+    if asked == GPU:
+        return have if have in ready_made.GPUS else gpu_build()
+    if asked != ready_made.IMAGES:
+        if user_cmake_args() or os.environ.get(RPC_SWITCH) == "1":
+            return NATIVE
+        if have in (NATIVE, ready_made.IMAGES, *ready_made.GPUS):
+            return have
+        if wants_images:
+            with contextlib.suppress(ready_made.Unavailable):
+                ready_made.build_here(ready_made.IMAGES)
+                return ready_made.IMAGES
+    kind = READY_MADE if asked != ready_made.IMAGES else asked
     try:
-        ready_made.build_here()
+        ready_made.build_here(kind)
     except ready_made.Unavailable as why:
-        say(f"llama.cpp ready made cannot be used: {why}. It is compiled.")
+        say(f"{called(kind)} cannot be used: {why}. It is compiled.")
         return NATIVE
-    return READY_MADE
+    return kind
+
+
+def called(kind: str) -> str:
+    return f"llama.cpp {'with images, ' if kind == ready_made.IMAGES else ''}ready made"
+
+
+def gpu_build() -> str:
+    """Return the build for the GPU of this machine, and tell what was found."""
+    try:
+        if sys.platform == "darwin":  # Metal
+            ready_made.build_here()
+            return READY_MADE
+        kind, found = gpu.choose()
+        row = ready_made.build_here(kind)
+    except ready_made.Unavailable as why:
+        raise Problem(
+            f"there is no ready-made llama.cpp for a GPU here: {why}.",
+            "leave out --gpu to use the processor, or compile llama.cpp for the GPU: docs/gpu.md.",
+        ) from None
+    say(f"Found {found}: llama.cpp for {kind} is {ready_made.megabytes(row):.0f} MB.")
+    return kind
 
 
 def build_settings(kind: str, have: dict) -> dict:
@@ -193,13 +239,13 @@ def build_settings(kind: str, have: dict) -> dict:
 
     `have` is what these were for the wheel that is there, if there is one.
     """
-    python = f"{sys.implementation.cache_tag}-{sys.platform}-{os.uname().machine}"
-    if kind == READY_MADE:
+    python = f"{sys.implementation.cache_tag}-{sys.platform}-{platform.machine()}"
+    if kind != NATIVE:
         try:
-            row = ready_made.build_here()
+            row = ready_made.build_here(kind)
         except ready_made.Unavailable as why:
             raise Problem(
-                f"llama.cpp ready made cannot be used: {why}.", f"compile it: {SWITCH}={NATIVE}."
+                f"{called(kind)} cannot be used: {why}.", f"compile it: {SWITCH}={NATIVE}."
             ) from None
         return {"Python": python, "llama.cpp": kind, "its build": digest(ready_made.key(row))}
     features = cpu_features()
@@ -228,7 +274,7 @@ def wheel_key(settings: dict) -> str:
 
     The wheel has the tag py3-none, so one serves all versions of Python.
     """
-    system = f"{sys.platform}-{os.uname().machine}"
+    system = f"{sys.platform}-{platform.machine()}"
     return f"{llama_version()}-{digest(llama_version(), {**settings, 'Python': system})}"
 
 
@@ -263,12 +309,7 @@ def call(command: list, log=None, env=None, on_line=None, limit_s=None, modules=
             },
             **({"PYTHONPATH": str(modules)} if modules else {}),
         },
-        start_new_session=True,
-        pass_fds=[
-            file
-            for file, thread in _locks.items()
-            if thread in (threading.main_thread(), threading.current_thread())
-        ],
+        **({} if IS_WINDOWS else {"start_new_session": True, "pass_fds": inherited()}),
     )
     _children.add(child)
     timer = threading.Timer(limit_s, end, [child]) if limit_s else None
@@ -294,8 +335,17 @@ def call(command: list, log=None, env=None, on_line=None, limit_s=None, modules=
         _children.discard(child)
 
 
+def inherited() -> list:
+    """Return the locks that a program started by this thread keeps."""
+    threads = (threading.main_thread(), threading.current_thread())
+    return [file for file, thread in _locks.items() if thread in threads]
+
+
 def end(child) -> None:
     """End a program with all its children."""
+    if IS_WINDOWS:
+        first_line(["taskkill", "/F", "/T", "/PID", str(child.pid)])
+        return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -314,6 +364,20 @@ def stop_children() -> None:
         end(child)
 
 
+def lock(file: int, wait: bool = False) -> bool:
+    """Lock an open file, which is released when it is closed; return whether that was possible."""
+    try:
+        if IS_WINDOWS:  # this one waits for ten seconds
+            msvcrt.locking(file, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if IS_WINDOWS or isinstance(error, BlockingIOError):
+            return False
+        raise
+    return True
+
+
 @contextlib.contextmanager
 def locked(path: Path, waiting_for: str):
     try:
@@ -322,11 +386,10 @@ def locked(path: Path, waiting_for: str):
         kept.discard(path)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(file):
             say(f"Waiting for {waiting_for}.")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not lock(file, wait=True):
+                pass
         _locks[file] = threading.current_thread()
         try:
             yield
@@ -545,10 +608,10 @@ def get_wheel(settings: dict, pip: list, log) -> Path:
         for leftover in folder.parent.glob(folder.name + ".part*"):
             kept.discard(leftover)
         with tempfile.TemporaryDirectory(prefix=folder.name + ".part", dir=folder.parent) as part:
-            if settings["llama.cpp"] == READY_MADE:
-                row = ready_made.build_here()
+            if settings["llama.cpp"] != NATIVE:
+                row = ready_made.build_here(settings["llama.cpp"])
                 say(
-                    f"Fetching llama.cpp {row['llama']}, ready made ({row['bytes'] / 1e6:.0f} MB), and llama-cpp-python {llama_version()} (75 MB)."
+                    f"Fetching llama.cpp {row['llama']}, ready made ({ready_made.megabytes(row):.0f} MB), and llama-cpp-python {llama_version()} (75 MB)."
                 )
                 ready_made.assemble(Path(part), row, pip, call, say, log)
             else:
@@ -573,9 +636,18 @@ def get_wheel_or_compile(settings: dict, pip: list, log) -> tuple:
             check_compiler(settings)
         return get_wheel(settings, pip, log), settings
     except ready_made.Unavailable as why:
-        say(f"llama.cpp ready made cannot be used: {why}. It is compiled.")
+        kind = settings["llama.cpp"]
+        if kind in ready_made.GPUS:
+            raise Problem(
+                f"llama.cpp for {kind} cannot be had: {why}.",
+                f"try again, leave out --gpu, or compile it: docs/gpu.md. The log: {log.name}",
+            ) from None
+        is_asked_for = os.environ.get(SWITCH) == kind
+        other = READY_MADE if kind == ready_made.IMAGES and not is_asked_for else NATIVE
+        instead = "It is compiled" if other == NATIVE else "Another one, without images, is taken"
+        say(f"{called(kind)} cannot be used: {why}. {instead}.")
         log.flush()
-        return get_wheel_or_compile(build_settings(NATIVE, {}), pip, log)
+        return get_wheel_or_compile(build_settings(other, {}), pip, log)
 
 
 def compile_wheel(part: Path, args: list, pip: list, log) -> None:

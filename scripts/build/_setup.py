@@ -26,8 +26,10 @@ sys.path.insert(0, str(ROOT / "scripts" / "build"))  # `python -I` leaves it out
 
 import build_kernels  # noqa: E402 -- found by the path set above
 import kept  # noqa: E402 -- found by the path set above
+import ready_made  # noqa: E402 -- found by the path set above
 from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
+    IS_WINDOWS,
     KERNELS_SWITCH,
     NATIVE,
     RPC,
@@ -52,7 +54,10 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
 )
 
 VENV = ROOT / ".venv"
-PIP = [VENV / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
+BIN = VENV / ("Scripts" if IS_WINDOWS else "bin")
+SUFFIX = ".exe" if IS_WINDOWS else ""
+PYTHON, PROGRAM = BIN / f"python{SUFFIX}", BIN / f"gguf-spec{SUFFIX}"
+PIP = [PYTHON, "-I", "-m", "pip", "--disable-pip-version-check"]
 OLDEST, NEWEST = (3, 10), (3, 14)
 KERNELS, LIBRARY, PLACE, OUR_VERSION, PACKAGES = (
     "the kernels",
@@ -74,6 +79,12 @@ PYTHON_SCRIPT = re.compile(
 DAMAGED = re.compile(
     "DO NOT MATCH THE HASHES|is invalid|BadZipFile|Bad CRC|Bad magic number|zlib.error|incorrect header check|JSONDecodeError|UnicodeDecodeError"
 )
+# whether the command that scripts/run is to start reads images
+READS_IMAGES = bool(os.environ.get("GGUF_SPEC_MMPROJ")) or any(
+    word.partition("=")[0] == "--mmproj" for word in sys.argv
+)
+# first words of scripts/run: how to get llama.cpp
+WAYS = ("--native", "--ready-made", "--images", "--gpu")
 DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
 
 
@@ -91,7 +102,10 @@ def made_for(kind: str) -> dict:
 
 
 def wanted(kind: str) -> dict:
-    """Return all that .venv and the kernels are made for, by the word that names it; None stands for "cannot tell"."""
+    """Return all that .venv and the kernels are made for, by the word that names it; None stands for "cannot tell".
+
+    The tests, and a command with a projector, read images.
+    """
     package = (ROOT / "gguf_spec" / "__init__.py").read_text(encoding="utf-8")
     have = made_for("run")
     return {
@@ -104,7 +118,7 @@ def wanted(kind: str) -> dict:
             CONSTRAINTS.read_text(encoding="utf-8"),
             *((one / "pyproject.toml").read_text(encoding="utf-8") for one in PLUGINS),
         ),
-        **build_settings(way(have.get("llama.cpp", "")), have),
+        **build_settings(way(have.get("llama.cpp", ""), kind == "test" or READS_IMAGES), have),
     }
 
 
@@ -133,6 +147,7 @@ def is_program(path: Path) -> bool:
                 b"\x7fE",
                 b"\xcf\xfa",
                 b"\xca\xfe",
+                b"MZ",
             )
     except OSError:
         return False
@@ -144,9 +159,7 @@ def changed(kind: str, want: dict) -> list:
     if not have:
         return ["the mark of a finished set-up"]
     programs = [
-        f".venv/bin/{name}"
-        for name in ("python", "gguf-spec")
-        if not is_program(VENV / "bin" / name)
+        path.relative_to(ROOT).as_posix() for path in (PYTHON, PROGRAM) if not is_program(path)
     ]
     return programs + [
         name for name, value in want.items() if value is not None and have.get(name) != value
@@ -192,7 +205,8 @@ def check_tools(want: dict) -> None:
 
 def base_python() -> str:
     """Return the Python that .venv is made from; never one inside a virtual environment, least of all the one being replaced."""
-    outside = Path(sys.base_prefix) / "bin" / "python{}.{}".format(*sys.version_info)
+    name = "bin/python{}.{}".format(*sys.version_info) if not IS_WINDOWS else "python.exe"
+    outside = Path(sys.base_prefix, name)
     return str(outside) if sys.prefix != sys.base_prefix and outside.exists() else sys.executable
 
 
@@ -248,10 +262,11 @@ def make(kind: str, want: dict, missing: list) -> None:
                         install_here(log, ROOT)
                     fetch_default_model()
                 kernels.result()
-                synced = beside.submit(os.sync)  # or the mark may outlast what it marks
+                # or the mark may outlast what it marks; Windows has no such call
+                synced = beside.submit(getattr(os, "sync", bool))
                 if remake:
                     say("Trying the library out on this processor.")
-                    call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
+                    call([PYTHON, "-I", "-m", "gguf_spec.llama.selftest"])
                 synced.result()
                 if keeping:
                     keeping.result()
@@ -262,7 +277,7 @@ def make(kind: str, want: dict, missing: list) -> None:
     say(f"Ready after {time.monotonic() - start:.0f} s.")
     if kind == "run":
         say("The model that answers now is a small one, for tries. Larger ones for this machine:")
-        command = [VENV / "bin" / "python", "-I", "-m", "gguf_spec", "models", "recommend"]
+        command = [PYTHON, "-I", "-m", "gguf_spec", "models", "recommend"]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
@@ -279,7 +294,7 @@ def mark(names: list, want: dict) -> None:
 def fetch_default_model() -> None:
     """Download the model of commands without -m; the set-up succeeds without it."""
     say(f"Downloading the default model, {DEFAULT_MODEL}.")
-    if call([VENV / "bin" / "gguf-spec", "models", "pull", "--yes", DEFAULT_MODEL]):
+    if call([PROGRAM, "models", "pull", "--yes", DEFAULT_MODEL]):
         say(
             f"Warning: {DEFAULT_MODEL} was not downloaded. Later: scripts/run models pull {DEFAULT_MODEL}."
         )
@@ -291,7 +306,10 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
     kept.discard(VENV)
     with packages_lock():
         kinds = dict.fromkeys((kind, "run"))
-        have = next((one for one in kinds if kept.find(kept_packages(one, want), say)), "")
+        keeps = is_kept(want)
+        have = next(
+            (one for one in kinds if keeps and kept.find(kept_packages(one, want), say)), ""
+        )
         say(
             f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if is_there else 'in ' + str(ROOT)} "
             f"(about {'ten seconds' if have else 'a minute'})."
@@ -308,11 +326,15 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
     if not have:
         if wheel:
             with zipfile.ZipFile(wheel) as files:
-                files.extractall(
-                    VENV / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
-                )
+                files.extractall(packages_folder())
         install(log, "pip", "hatchling", "editables")
     return have
+
+
+def packages_folder() -> Path:
+    if IS_WINDOWS:
+        return VENV / "Lib" / "site-packages"
+    return VENV / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
 
 
 def pip_of_python():
@@ -346,15 +368,22 @@ def kept_packages(kind: str, want: dict) -> Path:
     return cache_folder() / "packages" / digest(kind, about, ARCHIVE)
 
 
+def is_kept(want: dict) -> bool:
+    """Return whether packages are kept; a program of Windows names its .venv within, and CUDA's libraries are very large."""
+    return not IS_WINDOWS and not want["llama.cpp"].startswith(ready_made.CUDA)
+
+
 def to_keep() -> list:
     """Return the folders and files of the installed packages, but ours, and their programs."""
     ours = shutil.ignore_patterns("_editable_impl_gguf_spec*", "gguf_spec-*", "gguf_spec_*-*")
-    programs = [one for one in (VENV / "bin").iterdir() if not one.is_symlink()]
+    programs = [one for one in BIN.iterdir() if not one.is_symlink()]
     return [*kept.listed(VENV / "lib", ours), *programs]
 
 
 def keep_packages(kind: str, want: dict, paths: list) -> None:
     """Keep the packages of .venv for other clones, and remove those used longest ago; a failure costs only time."""
+    if not is_kept(want):
+        return
     folder = kept_packages(kind, want)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
@@ -391,9 +420,7 @@ def pack(archive: Path, paths: list) -> None:
     with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT, dereference=True) as tar:
         for path in paths:
             name = path.relative_to(VENV).as_posix()
-            body = (
-                PYTHON_SCRIPT.sub(b"", path.read_bytes(), 1) if path.parent == VENV / "bin" else b""
-            )
+            body = PYTHON_SCRIPT.sub(b"", path.read_bytes(), 1) if path.parent == BIN else b""
             if body and len(body) < path.stat().st_size:
                 member = tarfile.TarInfo(BARE + path.name)
                 member.size = len(body)
@@ -412,8 +439,8 @@ def unpack(archive: Path) -> None:
                 continue
             body = tar.extractfile(member).read()
             if member.name.startswith(BARE):
-                path = VENV / "bin" / member.name[len(BARE) :]
-                body = first_lines(VENV / "bin" / "python") + body
+                path = BIN / member.name[len(BARE) :]
+                body = first_lines(PYTHON) + body
                 member.mode = 0o755
             if not path.exists():
                 path.write_bytes(body)
@@ -441,16 +468,17 @@ def install_packages(want: dict, log) -> dict:
     return {**want, **used}
 
 
-def require_python(kind: str) -> None:
+def require_python() -> None:
     """Go on with a newer Python of this machine when this one is too old; raise if no newer one is found."""
     if sys.version_info >= OLDEST:
         return
-    for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if not os.environ.get("PYTHON") else ():
+    none_else = os.environ.get("PYTHON") or IS_WINDOWS  # there `py` takes the newest
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if not none_else else ():
         newer = shutil.which(f"python3.{minor}")
         if (
             newer and first_line([newer, "-c", "print(1)"])[0]
         ):  # a pyenv shim can be there and lead nowhere
-            os.execv(newer, [newer, "-I", __file__, kind])
+            os.execv(newer, [newer, "-I", __file__, *sys.argv[1:]])
     raise Problem(
         "Python {}.{} is too old: Python 3.10 or newer is needed.".format(*sys.version_info),
         "install a newer one (Debian, Ubuntu, Fedora: package python3; macOS: brew install python), or name it: PYTHON=/path/to/python3.12.",
@@ -464,11 +492,11 @@ def stop(number, _frame) -> None:
 def main(args: list) -> int:
     if args[0] == "--ready":
         return 1 if changed(args[1], wanted(args[1])) else 0
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
             signal.signal(number, stop)
     try:
-        require_python(args[0])
+        require_python()
         with locked(ROOT / ".venv.lock", "another set-up of this folder"):
             set_up(args[0])
     except KeyboardInterrupt:
@@ -483,6 +511,24 @@ def main(args: list) -> int:
         )
         return 1
     return 0
+
+
+def run(words: list) -> int:
+    """Do what scripts/run does where there is no bash: make what is missing, and start the program."""
+    os.environ.setdefault("GGUF_SPEC_CALLED", f"py {sys.argv[0]}")
+    if words[:1] and words[0] in WAYS:
+        os.environ[SWITCH] = words.pop(0)[2:]
+    command = [base_python(), "-I", __file__]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    nothing = subprocess.DEVNULL
+    if subprocess.call([*command, "--ready", "run", *words], stdin=nothing, **quiet):
+        code = subprocess.call([*command, "run", *words], stdin=nothing, stdout=sys.stderr)
+        if code:
+            return code
+    if not IS_WINDOWS:
+        os.execv(PROGRAM, [PROGRAM, *words])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
+    return subprocess.call([PROGRAM, *words])
 
 
 if __name__ == "__main__":

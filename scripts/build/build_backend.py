@@ -6,7 +6,7 @@ The plain name `llama-cpp-python` stays
 
 - where the environment already has one, such as a build for a GPU,
 - with GGUF_SPEC_BUILD_LLAMA=0, where the installer is to find one,
-- on Windows, and for wheels that are built to be published (`python -m hatchling build`, scripts/build/wheels.py).
+- for wheels that are built to be published (`python -m hatchling build`, scripts/build/wheels.py).
 
 The kernels (gguf_spec/kernels/) are compiled in place, and the wheel is for this kind of machine then.
 """
@@ -37,7 +37,7 @@ __all__ = [
     "get_requires_for_build_wheel",
 ]
 NAME = "llama-cpp-python"
-SWITCH = "GGUF_SPEC_BUILD_LLAMA"  # `native`, `ready-made`: _llama_wheel.py
+SWITCH = "GGUF_SPEC_BUILD_LLAMA"  # `native`, `ready-made`, `images`, `gpu`: _llama_wheel.py
 # read by metadata_hook.py
 REQUIREMENT = "GGUF_SPEC_LLAMA_REQUIREMENT"
 WITH_KERNELS = "GGUF_SPEC_WHEEL_WITH_KERNELS"
@@ -69,8 +69,6 @@ if hasattr(hatchling, "prepare_metadata_for_build_wheel"):
 
 
 def _compile_kernels() -> None:
-    if sys.platform == "win32":
-        return
     import _llama_wheel as llama_wheel
 
     which = os.environ.get(llama_wheel.KERNELS_SWITCH, "")
@@ -86,7 +84,7 @@ def _compile_kernels() -> None:
 @contextlib.contextmanager
 def _compiled_llama():
     """Make metadata_hook.py name the compiled wheel, in this block."""
-    if sys.platform == "win32" or os.environ.get(SWITCH) == "0" or _is_installed():
+    if os.environ.get(SWITCH) == "0" or _is_installed():
         yield
         return
     os.environ[REQUIREMENT] = f"{NAME} @ {_wheel().as_uri()}"

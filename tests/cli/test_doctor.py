@@ -158,6 +158,27 @@ def test_a_driver_that_crashes(backend):
         assert result.stderr == b""
 
 
+def test_every_command_says_that_a_driver_crashes(backend):
+    """They ended with exit code 139, without a word; what works is asked once."""
+    crash = '#include <stdlib.h>\nvoid __attribute__((constructor)) f(void) { if (getenv("CRASH")) abort(); }'
+    run = backend("libggml-vulkan.so", crash)
+    env = run.keywords["env"]
+    for command in (
+        ["generate", "-m", "abc.gguf", "-d", "none", "a"],
+        ["serve", "-m", "abc.gguf"],
+        ["verify", "-m", "abc.gguf"],
+        ["models", "recommend"],
+    ):
+        done = partial(run.func, env={**env, "CRASH": "1"})(*command)
+        assert done.returncode in (0, 1), (command, done.stderr)
+        if done.returncode:
+            said = done.stderr.decode()
+            assert "with libggml-vulkan.so was ended by signal 6." in said
+            assert "Hint: update the driver of the GPU; to use the processor, " in said
+        assert done.returncode or command[0] == "models"
+    assert run(*command).returncode == 0
+
+
 def test_a_library_for_a_gpu_that_is_no_library(backend, tmp_path):
     run = backend("libggml-vulkan.so", "")
     (tmp_path / "libraries" / "libggml-vulkan.so").write_text("no library")

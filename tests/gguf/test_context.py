@@ -136,7 +136,7 @@ def test_layers_on_a_gpu_with_a_build_without_one(gguf_dir, layers, asked, monke
             gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1, extra_bufts=False, **asked
         )
     assert caught.value.hint.startswith(f"omit {option}, or build for your GPU: CMAKE_ARGS=-D")
-    assert "GGML_CUDA=on" in caught.value.hint
+    assert "scripts/run --gpu" in caught.value.hint
 
 
 @pytest.mark.parametrize("layers", [-1, 0])

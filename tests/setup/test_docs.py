@@ -65,7 +65,7 @@ OTHER_OPTIONS |= {
     "--workloads",
     "--with-dependencies",
 }  # of scripts
-OTHER_OPTIONS |= {"--native", "--ready-made"}  # of scripts/run
+OTHER_OPTIONS |= {"--gpu", "--images", "--native", "--ready-made"}  # of scripts/run
 OTHER_OPTIONS |= {
     "--context-shift",
     "--metrics",

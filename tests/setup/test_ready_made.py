@@ -29,7 +29,7 @@ ROW = ready_made.BUILDS["linux-x86_64"]
 @pytest.fixture
 def packages(tmp_path):
     test_setup.write_packages(tmp_path / "packages")
-    return tmp_path / "packages" / "sdist.tar.gz", tmp_path / "packages" / "libraries.tgz"
+    return tmp_path / "packages" / "sdist.tar.gz", [tmp_path / "packages" / "libraries.tgz"]
 
 
 def fetch(tmp_path, files, code=0, sha256=None):

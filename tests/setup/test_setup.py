@@ -45,18 +45,20 @@ if [ -n "${FAIL_AT:-}" ]; then
 fi
 last=${!#}
 case "$*" in
-    *"-m venv"*) mkdir -p "$last/bin" "$last/lib"; cp "$0" "$last/bin/python" ;;
+    *"-m venv"*) mkdir -p "$last/${BIN:-bin}" "$last/lib"; cp "$0" "$last/${BIN:-bin}/python${SUFFIX:-}" ;;
     *" download "*)
+        file=sdist.tar.gz
+        case "$*" in *llama-cpp-py-sync*) file=libraries.whl ;; esac
         for word in "$@"; do case $word in --dest=*) out=${word#--dest=} ;; esac; done
         mkdir -p "$out"
-        [ -z "${NO_SDIST:-}" ] && cp "$PACKAGES/sdist.tar.gz" "$out" ;;
+        [ -z "${NO_SDIST:-}" ] && cp "$PACKAGES/$file" "$out" ;;
     *" wheel "*)
         for word in "$@"; do case $word in --wheel-dir=*) out=${word#--wheel-dir=} ;; esac; done
         echo "CMAKE_ARGS=$CMAKE_ARGS" >> "$CALLS"
         mkdir -p "$out"
         "$REAL_PYTHON" -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1], "w").writestr("a", "b")' "$out/llama_cpp_python-0.whl" ;;
     *--editable*)
-        program="$(dirname "$0")/gguf-spec"
+        program="$(dirname "$0")/gguf-spec${SUFFIX:-}"
         printf '#!/bin/bash\necho "$$ $PWD $*"; cat; exit 7\n' > "$program"; chmod +x "$program" ;;
 esac
 if [ -n "${STOP_AT:-}" ]; then
@@ -71,10 +73,12 @@ while [ "$1" != --pack-destination ]; do shift; done
 cp "$PACKAGES/libraries.tgz" "$2"
 if [ "${STOP_AT:-}" = npm ]; then echo $$ > "$CALLS.stopped"; exec sleep "${STOP_S:-60}"; fi
 """
-# Runs the real _setup.py, but makes .venv from the fake Python, and expects the fake packages. PATCH is a line of Python that changes one more thing.
+# Runs the real _setup.py, but makes .venv from the fake Python, and expects the fake packages. PATCH is Python that changes one more thing, and FIRST
+# Python that makes this system another one.
 DRIVER = """
 import hashlib, importlib.util, os, sys
 from pathlib import Path
+exec(os.environ.get("FIRST", ""))
 path = next(word for word in sys.argv if word.endswith("_setup.py"))
 spec = importlib.util.spec_from_file_location("_setup", path)
 module = importlib.util.module_from_spec(spec)
@@ -82,8 +86,13 @@ spec.loader.exec_module(module)
 module.base_python = lambda: os.environ["PYTHON"]
 import ready_made
 sums = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in Path(os.environ["PACKAGES"]).iterdir()}
-row = {**ready_made.BUILDS["linux-x86_64"], "sha256": sums["libraries.tgz"]}
-ready_made.SDIST_SHA256, ready_made.build_here = sums["sdist.tar.gz"], lambda: row
+for row in ready_made.BUILDS.values():
+    row["sha256"] = sums["libraries.whl" if "==" in row["package"] else "libraries.tgz"]
+    row.pop("more", None)
+row, ready_made.SDIST_SHA256 = ready_made.BUILDS["linux-x86_64"], sums["sdist.tar.gz"]
+if "FIRST" not in os.environ:
+    ready_made.system, ready_made.lacks_avx2 = lambda: "linux-x86_64", lambda: False
+    os.confstr = lambda _: "glibc " + os.environ.get("GLIBC", "2.36")
 exec(os.environ.get("PATCH", ""))
 sys.exit(module.main(sys.argv[sys.argv.index(path) + 1 :]))
 """
@@ -97,7 +106,7 @@ def script(path: Path, text: str) -> Path:
 
 
 def write_packages(folder: Path) -> None:
-    """Write what pip and npm would fetch: the files of an sdist, and two libraries."""
+    """Write what pip and npm would fetch: the files of an sdist, and libraries."""
     sys.path.insert(0, str(ROOT / "scripts" / "build"))
     import ready_made
 
@@ -111,6 +120,10 @@ def write_packages(folder: Path) -> None:
     for name in ("libllama.v1", "libggml-cpu-x64", "libllama-common.v1"):
         libraries[f"{row['folder']}/{name}.so"] = name
     folder.mkdir()
+    with zipfile.ZipFile(folder / "libraries.whl", "w") as archive:
+        for name in ("libllama.so.0", "libllama.so", "libmtmd.so", "libllama.0.dylib", "llama.dll"):
+            archive.writestr(f"llama_cpp_py_sync/{name}", name)
+        archive.writestr("x.dist-info/licenses/LICENSE", "MIT too")
     for name, files in (("sdist.tar.gz", python), ("libraries.tgz", libraries)):
         with tarfile.open(folder / name, "w:gz") as archive:
             for path, text in files.items():

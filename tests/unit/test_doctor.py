@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import namedtuple
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: True)
     monkeypatch.setattr(installation, "_cpu", lambda: ("A processor", FLAGS))
     monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", None)  # compiled for one machine
+    monkeypatch.setattr(installation, "_OF_READY_MADE", "of no version")
     monkeypatch.setattr(installation, "ggml_version", lambda: "0.25.3")
     monkeypatch.setattr(installation, "physical_cores", lambda: 1)
     monkeypatch.setattr(installation, "processor_limit", lambda: None)
@@ -147,7 +149,7 @@ def test_layers_for_a_gpu_with_a_build_without_one():
 def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setattr(installation, "_NVIDIA", tmp_path)
     assert check("build").status == "warn"
-    assert "CMAKE_ARGS" in check("build").todo
+    assert "scripts/run --gpu" in check("build").todo
 
 
 @pytest.mark.parametrize(
@@ -163,15 +165,17 @@ def test_a_driver_is_tried_in_another_process_first(monkeypatch, tmp_path, ended
         if ended:
             raise installation.probe.ProbeError(ended)
 
-    monkeypatch.setattr(installation, "gpu_backends", lambda _: [tmp_path / "libggml-vulkan.so"])
+    library = tmp_path / "libggml-vulkan.so"
+    library.touch()
+    monkeypatch.setattr(installation.probe, "gpu_backends", lambda _: [library])
     monkeypatch.setattr(installation.probe, "run", run)
-    installation._driver_problem.cache_clear()
+    installation.probe.driver_problem.cache_clear()
     placement = Placement(("none",), kernels="stock")
     options = ContextOptions(n_ctx=64, threads=1, gpu_layers=0, placement=placement)
     try:
         checks = {one.name: one for one in doctor(options=options).checks}
     finally:
-        installation._driver_problem.cache_clear()
+        installation.probe.driver_problem.cache_clear()
     assert tried == [("gpu", 0, "none")]
     assert ("GPU driver" in checks) is fails
     assert ("target" in checks) is not fails
@@ -205,6 +209,13 @@ def test_a_backend_that_is_loaded_and_finds_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(backend, "LIBRARY_FOLDER", tmp_path)
     monkeypatch.setattr(backend, "gpu_backends", lambda folder: [folder / "libggml-cpu.so"])
     assert backend.gpu_problem() == "libggml-cpu.so finds no GPU"
+
+
+def test_a_ready_made_library_without_variants(monkeypatch):
+    """That with libmtmd has one library for the CPU; it was said to be compiled."""
+    monkeypatch.setattr(installation, "_OF_READY_MADE", "+")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.3.36+llama.cpp.b11227")
+    assert check("build").found.startswith("ready made, ggml 0.25.3; without GPU offload")
 
 
 def test_a_gpu_build(monkeypatch):
@@ -1018,3 +1029,42 @@ def test_what_is_kept_of_chats(tmp_path):
     assert check("history").found.startswith(
         f"1 chat and typed lines in {chats.parent}, 1,024 bytes; "
     )
+
+
+def test_drivers_that_work_are_asked_again_after_a_change(monkeypatch, tmp_path):
+    """A crash is found again each time: the user may have mended it."""
+    tried, ended = [], []
+    library = tmp_path / "libggml-cuda.so"
+    library.touch()
+
+    def run(*given, **_):
+        tried.append(given)
+        if ended:
+            raise installation.probe.ProbeError(*ended)
+
+    def ask():
+        installation.probe.driver_problem.cache_clear()
+        try:
+            return installation.probe.driver_problem()
+        finally:
+            installation.probe.driver_problem.cache_clear()
+
+    monkeypatch.setattr(installation.probe, "gpu_backends", lambda _: [library])
+    monkeypatch.setattr(installation.probe, "run", run)
+    assert [ask(), ask(), len(tried)] == ["", "", 1]
+    for n, change in enumerate(
+        (
+            partial(library.write_text, "another one"),
+            partial(monkeypatch.setenv, "CUDA_VISIBLE_DEVICES", "1"),
+            partial(monkeypatch.setattr, installation.probe.platform, "release", lambda: "9.9"),
+        ),
+        2,
+    ):
+        change()
+        assert [ask(), ask(), len(tried)] == ["", "", n]
+    ended.append("was ended by signal 6")
+    library.write_text("and another")
+    assert [ask(), ask()] == ["with libggml-cuda.so was ended by signal 6"] * 2
+    assert len(tried) == 6
+    monkeypatch.setenv("GGUF_SPEC_ASKS_DRIVERS", "1")
+    assert [ask(), len(tried)] == ["", 6]

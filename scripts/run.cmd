@@ -1,0 +1,2 @@
+@rem The same as scripts/run, for Windows.
+@py -3 "%~dp0run" %*
