@@ -177,12 +177,15 @@ _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
 _ID = {"name": "id", "in": "path", "required": True, "schema": TEXT.schema}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 _PAGE = {"limit": _LIMIT, "order": {"enum": ["asc", "desc"]}, "after": TEXT.schema}
-_STORED, _OF_MODEL, _NO_STREAM = ("400", "404"), ("404", "503"), {"stream": {"const": False}}
+_STORED, _OF_MODEL = ("400", "404"), ("404", "503")
+_EVENTS_AFTER = {"stream": {"type": "boolean"}, "starting_after": COUNT}
+_KEPT = "A stored response, or one that goes on in the background, perhaps with its events."
 _SLOTS = "The slots of the models in memory: one for each request that can run at once."
 # Path, method, description, answer, status codes of errors, and parameters of the query.
 _OTHERS: list[tuple[str, str, str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
-    ("/v1/responses/{id}", "get", "A stored response.", _RESPONSE, _STORED, _NO_STREAM),
+    ("/v1/responses/{id}", "get", _KEPT, _RESPONSE, _STORED, _EVENTS_AFTER),
     ("/v1/responses/{id}", "delete", "Forget a stored response.", _DELETED, _STORED, {}),
+    ("/v1/responses/{id}/cancel", "post", "Cancel a response.", _RESPONSE, _STORED, {}),
     ("/v1/responses/{id}/input_items", "get", "The items of its input.", _ITEMS, _STORED, _PAGE),
     ("/v1/models", "get", "The models that are served.", _MODELS, (), {}),
     ("/v1/models/{name}", "get", "One of the models.", _MODEL, ("404",), {}),
