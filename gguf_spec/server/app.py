@@ -51,6 +51,7 @@ from ..protocols.responses import ResponseReply, read_response
 from ..system.helper import Helper
 from .background import Background
 from .connections import REFUSAL
+from .documents import Documents
 from .edit import EditRun
 from .events import Done, ErrorEvent, Event, Sent
 from .jobs import JOB, Job
@@ -190,6 +191,7 @@ class App:
         self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
         self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
         self._writing = asyncio.Lock()
+        self._documents = Documents(settings, lambda: self._ends)
         self._misjoined: set[str] = set()  # paths of routes that clients have addressed wrongly
         self._asgi = self._make()
 
@@ -212,6 +214,7 @@ class App:
             ),
             *ollama_routes(self._pool, self._models, self._bodies),
             *self._models.routes,
+            self._documents.route,
             Route(CALL, self._share, methods=["POST"]),
             *(Route(path, self._health, methods=["GET"]) for path in _HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -365,6 +368,7 @@ class App:
     def close(self) -> None:
         self._ends = True
         self._helper.close()
+        self._documents.close()
         self.worker.close()
 
     # ---- completions

@@ -237,10 +237,26 @@ def _post(path: str, names: tuple[str, ...] | None) -> dict[str, Any]:
     }
 
 
+_PDF_TEXT = {
+    "summary": "The text of a PDF file.",
+    "requestBody": {
+        "required": True,
+        "content": {"application/pdf": {"schema": {"type": "string", "format": "binary"}}},
+    },
+    "responses": _responses(
+        "/v1/documents/text",
+        "Its text, its pages, and those of them that fitted.",
+        _json(_only("text", object="document.text", pages=COUNT, pages_read=COUNT)),
+        *("400", "408", "413", "429", "503"),
+    ),
+}
+
+
 @cache
 def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> dict[str, Any]:
     names = None if any_model else ids
     paths: dict[str, Any] = {path: {"post": _post(path, names)} for path in _POSTS}
+    paths["/v1/documents/text"] = {"post": _PDF_TEXT}
     name = {"name": "name", "in": "path", "required": True, "schema": {"enum": [*ids]}}
     for path, method, about, answer, problems, query in _OTHERS:
         of_path = [_ID] if "{id}" in path else [name] if "{name}" in path else []
