@@ -1,4 +1,4 @@
-"""Files with many requests: one JSON object a line, answered to a file with one result a line."""
+"""Files with many requests, JSON lines or CSV rows, answered to files with one result for each."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..runtime.many import Cancellation, checked_threads, run_all
 from ..system.files import remedy, try_lock, with_end
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
+from .table import Table
 
 if TYPE_CHECKING:
     from ..engine import Answer
@@ -85,9 +86,12 @@ class Batch(OfOneProcess):
         """Open both files, and find the lines that have a result.
 
         Args:
-            source: The file with the requests, or a binary stream.
+            source: The file with the requests, or a binary stream. A file `*.csv` has a request in
+                each row: columns `prompt`, perhaps `id` and options, and others.
             target: The file with the results, which is created if it does not exist, or a binary
-                stream. Only a file can be continued.
+                stream. Only a file can be continued. With `*.csv` for both, the columns of the
+                source and `text`, `finish_reason` and `error` are written when all rows have a
+                result; until then they are in `*.csv.jsonl`.
             clock: Returns a time in seconds.
 
         Raises:
@@ -100,11 +104,13 @@ class Batch(OfOneProcess):
         self._created = 0
         self._n_lines: int | None = None
         with contextlib.ExitStack() as opened:  # closes the files if one of them is refused
+            self._table, self._csv = self._tables(source, target)
+            target = with_end(self._csv, ".jsonl") if self._csv else target
             if isinstance(source, Path):
-                source = opened.enter_context(self._open(source, target))
+                source = opened.enter_context(self._open(source, self._csv or target))
             self._output = Output(target, clock)
             opened.callback(lambda: self._output.close(self.is_done))
-            self._lines = read_lines(source)
+            self._lines = self._table.lines() if self._table else read_lines(source)
             self._output.match(self._lines)
             self._opened = opened.pop_all()
         self._n_before = self._output.n_done
@@ -113,6 +119,23 @@ class Batch(OfOneProcess):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.progress}>"
+
+    @staticmethod
+    def _tables(
+        source: Path | BinaryIO, target: Path | BinaryIO
+    ) -> tuple[Table | None, Path | None]:
+        """Return the table with the requests, and the CSV file for the results, if there are."""
+        table = Table(source) if isinstance(source, Path) and _is_csv(source) else None
+        if not (isinstance(target, Path) and _is_csv(target)):
+            return table, None
+        if not table:
+            fact = f"{target} is for the results of a file of rows, and the requests are no such."
+            raise BatchFileError(target, fact, "name requests with .csv, or results with .jsonl.")
+        table.check_results()
+        if target.exists() and not with_end(target, ".jsonl").exists():
+            fact = f"{target} is there, and not of gguf-spec batch."
+            raise BatchFileError(target, fact, "name another file for the results.")
+        return table, target
 
     def _open(self, source: Path, target: Path | BinaryIO) -> BinaryIO:
         """Open the file with the requests; count its lines unless it is a stream."""
@@ -125,7 +148,8 @@ class Batch(OfOneProcess):
                 fact = f"{source} is both the file with the requests and that for the results."
                 raise BatchFileError(source, fact, "name another file for the results.")
             if source.is_file():
-                self._n_lines = sum(1 for _ in read_lines(file))
+                lines = self._table.lines() if self._table else read_lines(file)
+                self._n_lines = sum(1 for _ in lines)
                 self._created = int(source.stat().st_mtime)
                 file.seek(0)
         except BaseException:
@@ -205,6 +229,8 @@ class Batch(OfOneProcess):
         )
         self._n_lines = self._output.n_done
         self.close()
+        if self._table and self._csv:
+            self._table.write(with_end(self._csv, ".jsonl"), self._csv)
         return self.progress
 
     def _count(self, chunk: Chunk) -> None:
@@ -429,6 +455,10 @@ class Output:
         if self._is_new and is_empty and not is_whole:
             self._path.unlink(missing_ok=True)  # no result could be written
         self._file.close()
+
+
+def _is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
 
 
 def _begins(data: bytes) -> bool:

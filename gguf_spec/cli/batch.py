@@ -70,6 +70,10 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     interruption, repeat the command. With --seed, each line has its own seed, made from it and the
     number of the line.
 
+    Both files can be .csv: IN.csv has the columns "prompt", perhaps "id" and options, and others;
+    OUT.csv has them all, "text", "finish_reason" and "error", once all rows have a result. Until
+    then results are in OUT.csv.jsonl.
+
     \b
     Examples:
       gguf-spec batch requests.jsonl results.jsonl

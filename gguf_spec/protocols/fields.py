@@ -145,7 +145,6 @@ OTHER_FIELDS: dict[str, OtherField] = {
     # Responses
     **_any("Data for the records of the client.", "client_metadata", routes=_RESPONSES),
     **_any("It counts built-in tools.", "max_tool_calls", routes=_RESPONSES),
-    **_refused("An answer is awaited.", _RESPONSES, background=(False,)),
     **_refused("Use previous_response_id.", _RESPONSES, conversation=()),
     **_refused("Send input and instructions.", _RESPONSES, prompt=({},)),
     # Anthropic

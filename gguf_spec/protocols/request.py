@@ -104,6 +104,11 @@ class LineReader:
 class Show:
     """What only the answers of a dialect need of a request: each dialect has a class of its own."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer goes on when its client has closed the connection."""
+        return False
+
 
 ShowT = TypeVar("ShowT", bound=Show)
 _NOTHING = Show()

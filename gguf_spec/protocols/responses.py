@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -57,16 +58,23 @@ class ResponseShow(Show):
     """What a response shows.
 
     Attributes:
-        fields: Fields of the body that it repeats.
+        fields: Its id and its time, and fields of the body that it repeats.
         items: All items of the input, those of earlier responses included.
         store: Where it is kept; None for nowhere.
         calls: Name of a tool here -> what the item of its call has: its type, and its own name.
+        shows_drafts: Whether the events of a stream mark the text that was drafted.
     """
 
     fields: dict[str, Any]
     items: list[Item]
     store: Store | None
     calls: dict[str, dict[str, Any]]
+    shows_drafts: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        is_background: bool = self.fields["background"]
+        return is_background
 
 
 # ---- files with text
@@ -499,7 +507,13 @@ BODY = Body(
         "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
         "include": s.array(Shape({"enum": [*_INCLUDED]}, _included), "must be an array."),
         "top_logprobs": bodies.LOGPROBS,
-        "stream_options": s.obj({"include_obfuscation?": s.unread(s.FLAG.schema)}),
+        "stream_options": s.obj(
+            {
+                "include_obfuscation?": s.unread(s.FLAG.schema),
+                "include_speculation?": s.FLAG,
+            }
+        ),
+        "background": s.FLAG,
         "tools": Shape(s.array_of(_TOOL), _read_tools),
         "tool_choice": s.given({"anyOf": _CHOICES}),
         "parallel_tool_calls": s.FLAG,
@@ -553,14 +567,21 @@ def read_response(
         reasoning=reasoning,
     )
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
+    background, stored = data.get("background", False), data.get("store", True)
+    if background and not stored:
+        fact = "requires store to be true: its answer is asked for by the id."
+        raise invalid_value("background", fact)
     repeated = {
+        "id": new_id("resp"),
+        "created_at": int(time.time()),
+        "background": background,
         "instructions": instructions,
         "max_output_tokens": request.sampling.max_tokens,
         "metadata": data.get("metadata", {}),
         "parallel_tool_calls": data.get("parallel_tool_calls", True),
         "previous_response_id": previous,
         "reasoning": {"effort": reasoning.effort, "summary": summary},
-        "store": data.get("store", True),
+        "store": stored,
         "temperature": request.sampling.temperature,
         "text": {"format": form, "verbosity": "medium"},
         "tool_choice": data.get("tool_choice", "auto"),
@@ -570,7 +591,8 @@ def read_response(
         "truncation": truncation,
     }
     calls = {one["name"]: one["call"] for one in tools}
-    show = ResponseShow(repeated, items, store if repeated["store"] else None, calls)
+    drafts = data.get("stream_options", {}).get("include_speculation", False)
+    show = ResponseShow(repeated, items, store if stored else None, calls, drafts)
     return replace(request, drops_oldest=truncation == "auto", show=show)
 
 
@@ -643,16 +665,15 @@ class ResponseReply(PartsReply):
         super().__init__(request, started)
         self._show = request.shown(ResponseShow)
         self.n_bytes: int = _ITEM_BYTES * len(self._show.items)
-        self._numbers = itertools.count()  # of the events
+        # Numbers of the events; in the background two came while the request was waiting.
+        self._numbers = itertools.count(2 if self._show.goes_on else 0)
+        self._drafts = Counter[str]()  # of chunks that are not sent yet
         self._asked, self._stats = request, Stats()  # up to the current chunk
         self._open: str | None = None  # kind of the open item
         self._logprobs: list[TokenInfo] = []  # of text that is not sent yet
         self.response = {
-            "id": new_id("resp"),
             "object": "response",
-            "created_at": int(time.time()),
             "status": "in_progress",
-            "background": False,
             "error": None,
             "incomplete_details": None,
             "model": started.model,
@@ -662,33 +683,53 @@ class ResponseReply(PartsReply):
             **self._show.fields,
         }
 
+    def queued(self) -> list[dict[str, Any]]:
+        """Return the first events of a response in the background, which has not begun."""
+        self._numbers = itertools.count()
+        self.response["status"] = "queued"
+        return [self._state("created"), self._state("queued")]
+
     def first(self) -> list[dict[str, Any]]:
-        return [self._state("created"), self._state("in_progress")]
+        states = ["in_progress"] if self._show.goes_on else ["created", "in_progress"]
+        return [self._state(state) for state in states]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        if self._has_logprobs and not event.chunk.reasoning:
+        chunk = event.chunk
+        if self._has_logprobs and not chunk.reasoning:
             self._logprobs += event.logprobs
         self._stats = event.stats
-        return super().chunk(event)
+        events = super().chunk(event)
+        if self._show.shows_drafts:
+            counts = {"drafted": chunk.n_drafted, "accepted": chunk.n_accepted}
+            self._drafts.update(counts, tokens=len(chunk.tokens), rounds=1)
+            if events:
+                parts = [[part, accepted] for part, accepted in chunk.accepted_text]
+                events[-1]["speculation"] = {**self._drafts, "text": [] if self._tools else parts}
+                self._drafts.clear()
+        return events
 
     def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
         return [self._state("in_progress") | prompt_progress(event, self._asked)]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         result, status = ended.result, "completed"
-        if finish_reason(result.finish_reason, ended.why) != "stop":
+        # In the background no connection ends an answer; only a request to cancel it does.
+        is_stopped = self._show.goes_on and ended.why == "client_closed"
+        if is_stopped and result.finish_reason == "cancelled":
+            status = "cancelled"
+        elif finish_reason(result.finish_reason, ended.why) != "stop":
             status = "incomplete"
         events = self._made()
         if not (self.calls or self._open or self.response["output"]):
             events += self._begin("text")
-        events += self._close("completed" if self.calls else status)
+        events += self._close("completed" if self.calls or status == "completed" else "incomplete")
         for call in self.calls:
             events += self._call(call["id"], **call["function"])
         self.response |= {"status": status, "seed": result.seed, "usage": _usage(result)}
         self.response["timings"] = timings(result.stats)
         if status == "completed":
             self.response["completed_at"] = int(time.time())
-        else:
+        elif status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         return events
 
@@ -699,10 +740,16 @@ class ResponseReply(PartsReply):
         return [self._state(self.response["status"]) | {"timings": self.response["timings"]}]
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
-        events = self._close("incomplete")
+        events, state = self._close("incomplete"), "failed"
         error = {"code": "server_error", "message": refusal.error["message"]}
-        self.response |= {"status": "failed", "error": error}
-        return [*events, self._state("failed")]
+        if self._show.goes_on:  # the code of what else is the status of the whole answer
+            is_stopped = refusal.error["code"] == "cancelled"
+            state = "cancelled" if is_stopped else "failed"
+            error |= {name: one for name, one in refusal.error.items() if one and name != "type"}
+        self.response |= {"status": state, "error": None if state == "cancelled" else error}
+        if self._show.goes_on and self._show.store:
+            self._show.store.add(self.response, self._show.items)
+        return [*events, self._state(state)]
 
     # ---- events
 

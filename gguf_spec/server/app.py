@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -49,7 +49,9 @@ from ..protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, Reply, St
 from ..protocols.request import CompletionRequest, ReadBody
 from ..protocols.responses import ResponseReply, read_response
 from ..system.helper import Helper
+from .background import Background
 from .connections import REFUSAL
+from .documents import Documents
 from .edit import EditRun
 from .events import Done, ErrorEvent, Event, Sent
 from .jobs import JOB, Job
@@ -58,7 +60,7 @@ from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
 from .ollama import ollama_routes
 from .openapi import describe
-from .responses import ResponseStore, response_routes
+from .responses import ResponseStore, items_route
 from .running import CALL, call, pack
 from .settings import Settings, host_name
 from .streams import (
@@ -189,6 +191,7 @@ class App:
         self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
         self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
         self._writing = asyncio.Lock()
+        self._documents = Documents(settings, lambda: self._ends)
         self._misjoined: set[str] = set()  # paths of routes that clients have addressed wrongly
         self._asgi = self._make()
 
@@ -196,19 +199,22 @@ class App:
         await self._asgi(scope, receive, send)
 
     def _make(self) -> ASGIApp:
-        store = ResponseStore()
+        store, settings = ResponseStore(), self._settings
+        self._background = Background(store, self.worker, settings, lambda: self._ends)
         self._routes = [
             *(
                 Route(one.path, partial(self._complete, one), methods=["POST"])
                 for one in _formats(store)
             ),
-            *response_routes(store),
+            *self._background.routes,
+            items_route(store),
             *(
                 Route(path, partial(self._run_task, route), methods=["POST"])
                 for path, route in EMBEDDING_ROUTES.items()
             ),
             *ollama_routes(self._pool, self._models, self._bodies),
             *self._models.routes,
+            self._documents.route,
             Route(CALL, self._share, methods=["POST"]),
             *(Route(path, self._health, methods=["GET"]) for path in _HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -362,6 +368,7 @@ class App:
     def close(self) -> None:
         self._ends = True
         self._helper.close()
+        self._documents.close()
         self.worker.close()
 
     # ---- completions
@@ -383,7 +390,11 @@ class App:
         if api.reply is None:
             return await self._edit(request, model, parsed)
         parsed = await self._with_grammar(request, model, parsed)
-        job = Job(model, parsed)
+        job, seconds = Job(model, parsed), self._settings.patience_s
+        if parsed.show.goes_on:
+            self._background.check()
+            begun = self._begun(job, parsed, end := self._begin(request, job))
+            return self._background.begin(request, job, parsed, begun, end)
         with self._begin(request, job) as end:
             reply = api.reply(parsed, await self._started(job, end))
             if not parsed.stream:
@@ -398,9 +409,17 @@ class App:
                     return JsonAnswer(reply.complete(chunks, ended), headers=headers)
 
                 return await in_turn(self._writing, n_bytes, written)
-            seconds = self._settings.patience_s, self._settings.ping
-            close = end.pop_all().close
-            return AnswerStream(job, parsed, reply, api.stream, *seconds, close, self._writing)
+            close, ping = end.pop_all().close, self._settings.ping
+            return AnswerStream(job, parsed, reply, api.stream, seconds, ping, close, self._writing)
+
+    async def _begun(
+        self, job: Job, parsed: CompletionRequest, end: ExitStack
+    ) -> tuple[ResponseReply, AsyncIterator[bytes]]:
+        """Return what writes an answer in the background, and its events, once it begins."""
+        reply = ResponseReply(parsed, await self._started(job, end))
+        turn, seconds = self._writing, self._settings.patience_s
+        stream = AnswerStream(job, parsed, reply, NAMED_EVENTS, seconds, 0.0, end.close, turn)
+        return reply, cast("AsyncIterator[bytes]", stream.body_iterator)
 
     async def _edit(
         self, request: Request, model: ServedModel, parsed: CompletionRequest
@@ -418,8 +437,8 @@ class App:
     def _begin(self, request: Request, job: Job) -> ExitStack:
         """Submit the job of a request, whose body must have been read.
 
-        The client cancels the job when it disconnects. The end of the returned stack does, too; it
-        has no effect if the job is done.
+        The client cancels the job when it disconnects, unless it goes on in the background. The end
+        of the returned stack does, too; it has no effect if the job is done.
         """
 
         async def cancel_on_disconnect() -> None:
@@ -434,7 +453,9 @@ class App:
         self.worker.submit(job)
         end = ExitStack()
         end.callback(self.worker.cancel, job, "client_closed")
-        end.callback(asyncio.create_task(cancel_on_disconnect()).cancel)
+        asked = job.request
+        if not (isinstance(asked, CompletionRequest) and asked.show.goes_on):
+            end.callback(asyncio.create_task(cancel_on_disconnect()).cancel)
         return end
 
     async def _started(self, job: Job, end: ExitStack) -> Started:

@@ -177,12 +177,15 @@ _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
 _ID = {"name": "id", "in": "path", "required": True, "schema": TEXT.schema}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 _PAGE = {"limit": _LIMIT, "order": {"enum": ["asc", "desc"]}, "after": TEXT.schema}
-_STORED, _OF_MODEL, _NO_STREAM = ("400", "404"), ("404", "503"), {"stream": {"const": False}}
+_STORED, _OF_MODEL = ("400", "404"), ("404", "503")
+_EVENTS_AFTER = {"stream": {"type": "boolean"}, "starting_after": COUNT}
+_KEPT = "A stored response, or one that goes on in the background, perhaps with its events."
 _SLOTS = "The slots of the models in memory: one for each request that can run at once."
 # Path, method, description, answer, status codes of errors, and parameters of the query.
 _OTHERS: list[tuple[str, str, str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
-    ("/v1/responses/{id}", "get", "A stored response.", _RESPONSE, _STORED, _NO_STREAM),
+    ("/v1/responses/{id}", "get", _KEPT, _RESPONSE, _STORED, _EVENTS_AFTER),
     ("/v1/responses/{id}", "delete", "Forget a stored response.", _DELETED, _STORED, {}),
+    ("/v1/responses/{id}/cancel", "post", "Cancel a response.", _RESPONSE, _STORED, {}),
     ("/v1/responses/{id}/input_items", "get", "The items of its input.", _ITEMS, _STORED, _PAGE),
     ("/v1/models", "get", "The models that are served.", _MODELS, (), {}),
     ("/v1/models/{name}", "get", "One of the models.", _MODEL, ("404",), {}),
@@ -234,10 +237,26 @@ def _post(path: str, names: tuple[str, ...] | None) -> dict[str, Any]:
     }
 
 
+_PDF_TEXT = {
+    "summary": "The text of a PDF file.",
+    "requestBody": {
+        "required": True,
+        "content": {"application/pdf": {"schema": {"type": "string", "format": "binary"}}},
+    },
+    "responses": _responses(
+        "/v1/documents/text",
+        "Its text, its pages, and those of them that fitted.",
+        _json(_only("text", object="document.text", pages=COUNT, pages_read=COUNT)),
+        *("400", "408", "413", "429", "503"),
+    ),
+}
+
+
 @cache
 def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> dict[str, Any]:
     names = None if any_model else ids
     paths: dict[str, Any] = {path: {"post": _post(path, names)} for path in _POSTS}
+    paths["/v1/documents/text"] = {"post": _PDF_TEXT}
     name = {"name": "name", "in": "path", "required": True, "schema": {"enum": [*ids]}}
     for path, method, about, answer, problems, query in _OTHERS:
         of_path = [_ID] if "{id}" in path else [name] if "{name}" in path else []

@@ -1,4 +1,4 @@
-"""Stored responses of the Responses API, and their routes."""
+"""Stored responses of the Responses API, and the route of their items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ..protocols.errors import ApiError, invalid_value
@@ -47,6 +47,7 @@ class ResponseStore:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
         self._n_bytes = 0
         self._lock = threading.RLock()
+        self.open: set[str] = set()  # ids of responses that have not ended
 
     def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
         """Store a response; one that is larger than the store is not kept."""
@@ -61,6 +62,9 @@ class ResponseStore:
 
     def get(self, id_: str, param: str) -> StoredResponse:
         """Return a response and mark it as used."""
+        if id_ in self.open:
+            fact = f"The response {id_!r} has not ended."
+            raise ApiError(fact, param, "response_in_progress", 409)
         with self._lock:
             if id_ not in self._stored:
                 raise ApiError(
@@ -80,7 +84,13 @@ class ResponseStore:
     def remove(self, id_: str, param: str) -> None:
         with self._lock:
             self.get(id_, param)
-            self._n_bytes -= self._stored.pop(id_).n_bytes
+            self.discard(id_)
+
+    def discard(self, id_: str) -> None:
+        """Forget a response, if it is there."""
+        with self._lock:
+            if stored := self._stored.pop(id_, None):
+                self._n_bytes -= stored.n_bytes
 
     def finder(self) -> FindItem:
         """Return a function that looks up items of the stored responses by their ids."""
@@ -94,18 +104,7 @@ class ResponseStore:
         return lambda id_: items().get(id_)
 
 
-def response_routes(store: ResponseStore) -> list[Route]:
-    async def get(request: Request) -> Response:
-        if request.query_params.get("stream", "false") != "false":
-            raise invalid_value("stream", "must be false: a stored response is sent whole.")
-        stored = store.get(request.path_params["id"], "id")
-        return await asyncio.to_thread(JsonAnswer, stored.response)
-
-    async def delete(request: Request) -> Response:
-        id_ = request.path_params["id"]
-        store.remove(id_, "id")
-        return JSONResponse({"id": id_, "object": "response", "deleted": True})
-
+def items_route(store: ResponseStore) -> Route:
     async def list_items(request: Request) -> Response:
         query = request.query_params
         items = list(store.get(request.path_params["id"], "id").items)
@@ -125,9 +124,4 @@ def response_routes(store: ResponseStore) -> list[Route]:
         answer = {"object": "list", "data": page, "first_id": first, "last_id": last}
         return await asyncio.to_thread(JsonAnswer, answer | {"has_more": len(page) < len(items)})
 
-    path = "/v1/responses/{id}"
-    return [
-        Route(path, get, methods=["GET"]),
-        Route(path, delete, methods=["DELETE"]),
-        Route(f"{path}/input_items", list_items, methods=["GET"]),
-    ]
+    return Route("/v1/responses/{id}/input_items", list_items, methods=["GET"])

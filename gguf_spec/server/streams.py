@@ -87,7 +87,40 @@ def _log_unenforced(path: str, keyword: str, reason: str) -> None:
     LOG.warning("A schema is not enforced whole: %s %s (%s).", path, keyword, reason)
 
 
-class AnswerStream(StreamingResponse):
+class PatientStream(StreamingResponse):
+    """Streaming response whose client must take data in time."""
+
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        media_type: str,
+        patience: float,
+        close: Callable[[], object],
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Create the response.
+
+        Args:
+            patience: Time limit in seconds for the client to accept one batch of data.
+            close: Called when the response ends, for any reason.
+        """
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
+        super().__init__(parts, headers=headers, media_type=media_type)
+        self._patience, self._close = patience, close
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._patience)
+
+        try:
+            await self.stream_response(send_in_time)
+        except asyncio.TimeoutError:
+            pass  # uvicorn closes the connection because the response is incomplete
+        finally:
+            self._close()
+
+
+class AnswerStream(PatientStream):
     """Streaming response that sends the events of a job.
 
     The engine never waits for the client: events that are not sent yet stay in the job's queue.
@@ -108,29 +141,15 @@ class AnswerStream(StreamingResponse):
         """Create the response.
 
         Args:
-            patience: Time limit in seconds for the client to accept one batch of data.
             ping: Seconds without data after which a ping is sent; 0 for never.
-            close: Called when the response ends, for any reason.
             turn: As in `in_turn`.
         """
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **schema_headers(job)}
-        super().__init__(self._batches(), headers=headers, media_type=written.media_type)
-        self._job, self._reply, self._format = job, reply, written
-        self._patience, self._ping, self._close = patience, ping, close
+        of_job = schema_headers(job)
+        super().__init__(self._batches(), written.media_type, patience, close, of_job)
+        self._job, self._reply, self._format, self._ping = job, reply, written, ping
         self._turn, self._asked, self._n_tokens = turn, request, 0
         self._n_open = request.n_choices  # choices that have not ended
         self._failed = False  # whether a choice ended with an error
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), self._patience)
-
-        try:
-            await self.stream_response(send_in_time)
-        except asyncio.TimeoutError:
-            pass  # uvicorn closes the connection because the response is incomplete
-        finally:
-            self._close()
 
     async def _batches(self) -> AsyncIterator[bytes]:
         """Yield the encoded events, many at once; an unexpected error is the last one."""

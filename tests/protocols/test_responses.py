@@ -111,7 +111,8 @@ WRONG = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice"),
-    ({"background": True}, "background"),
+    ({"background": 1}, "background"),
+    ({"background": True, "store": False}, "background"),
     ({"conversation": "c"}, "conversation"),
     ({"speculation": {"k": 999}}, "speculation.k"),
 ]  # fmt: skip

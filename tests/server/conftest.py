@@ -191,6 +191,12 @@ def drafting():
         yield server
 
 
+@pytest.fixture(scope="module")
+def for_ever(endless):
+    with serve_in_thread(endless) as one:
+        yield one
+
+
 @pytest.fixture
 def page(request, driver):
     """The page of the server that the test's mark names, without any chats.

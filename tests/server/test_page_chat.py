@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, until
 from tests.support.browser import (
     ENTER,
@@ -24,12 +23,6 @@ FAST = {"drafted": 8, "accepted": 6, "speedup": 1.8}
 TOO_LONG = refusal("The prompt is too long.", "context_length_exceeded", "messages")
 
 
-@pytest.fixture(scope="module")
-def for_ever(endless):
-    with serve_in_thread(endless) as one:
-        yield one
-
-
 class TestChat:
     def test_streams(self, page):
         page.set(seed=3, max_tokens=400)
@@ -47,9 +40,9 @@ class TestChat:
         assert {told for *_, told in seen} <= {"Answering."}, "a screen reader hears every token"
         assert page.text("#told").startswith("Answer: ")
         assert "tokens/s" in page.text(".cost")
-        assert page.bodies()[0] | {"messages": 0} == {
-            "model": page.text("#model-name"), "messages": 0, "seed": 3, "max_tokens": 400, "stream": True, "return_progress": True,
-            "stream_options": {"include_usage": True, "include_speculation": True},
+        assert page.bodies()[0] | {"input": 0} == {
+            "model": page.text("#model-name"), "input": 0, "seed": 3, "max_tokens": 400, "stream": True, "return_progress": True,
+            "background": True, "store": True, "stream_options": {"include_speculation": True},
         }  # fmt: skip
 
     def test_two_chats_at_once_get_the_texts_that_they_get_alone(self, page):
@@ -70,7 +63,7 @@ class TestChat:
     def test_says_how_much_of_a_long_prompt_is_read(self, page):
         states = page.module(
             "answer.js",
-            """const answer = new it.Answer({messages: []}, () => {});
+            """const answer = new it.Answer({input: []}, () => {});
             const read = (total, cache, processed) => answer.take({prompt_progress: {total, cache, processed}});
             const of = (...piece) => { read(...piece); return answer.state; };
             return [answer.state, of(400, 0, 256), of(4000, 3900, 3950), of(4000, 100, 1124), of(4000, 100, 4000)]""",
@@ -83,7 +76,7 @@ class TestChat:
         page.fake(pieces("**Yes.**"))
         page.answer("One.")
         page.answer("Two.")
-        messages = page.bodies()[-1]["messages"]
+        messages = page.bodies()[-1]["input"]
         assert [(one["role"], one["content"]) for one in messages] == [
             ("system", "You are brief."), ("user", "One."), ("assistant", "**Yes.**"), ("user", "Two.")
         ]  # fmt: skip
@@ -92,7 +85,7 @@ class TestChat:
         assert page.count(".message") == 0
         assert page.shows("#empty")
         page.answer("Three.")
-        assert [one["content"] for one in page.bodies()[-1]["messages"]] == [
+        assert [one["content"] for one in page.bodies()[-1]["input"]] == [
             "You are brief.",
             "Three.",
         ]
@@ -348,7 +341,6 @@ class TestFullContext:
         assert page.count(".answer") == 1
         assert "was cut" in page.text("#notice")
         assert 1000 < len(page.text(".asked")) < 40_000
-        assert any("400" in one for one in page.complaints())
 
 
 @pytest.mark.parametrize("page", ["for_ever"], indirect=True)
@@ -374,7 +366,7 @@ class TestStop:
         assert page.text(".cost").startswith("Stopped")
         page.set(max_tokens=5)
         page.answer("b")
-        roles = [one["role"] for one in page.bodies()[-1]["messages"]]
+        roles = [one["role"] for one in page.bodies()[-1]["input"]]
         assert roles == ["user", "assistant", "user"]
 
     def test_a_new_chat_leaves_the_answer_running(self, page, for_ever):

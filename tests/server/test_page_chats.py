@@ -241,6 +241,7 @@ class TestAnswersGoOn:
             page.driver.switch_to.window(first)
         until(lambda: chats(page) == ["Two."])
         assert page.stopped() == [True, False]
+        page.complaints()  # the server does not know the ids of held answers
 
     def test_another_tab_renames_the_chat(self, page):
         self.begin(page)
@@ -264,6 +265,7 @@ class TestAnswersGoOn:
         page.reload()
         assert page.text(".answer .text") == "ab"
         assert chats(page) == ["Two.", "New name"]
+        page.complaints()  # the server does not know the ids of held answers
 
     def test_an_error_is_told_where_it_came(self, page):
         self.begin(page)
@@ -750,8 +752,11 @@ class TestTrouble:
     def test_an_answer_that_breaks_off(self, page):
         page.fake(
             [
-                {"choices": [{"delta": {"content": "half"}}]},
-                {"error": {"message": "The server failed."}},
+                pieces("half")[0],
+                {
+                    "type": "response.failed",
+                    "response": {"error": {"message": "The server failed."}},
+                },
             ],
             pieces("whole"),
         )
@@ -819,3 +824,103 @@ class TestTrouble:
             assert ["open-sesame" in one for one in stored] == [False, True, False]
             page.set(max_tokens=5)
             assert page.answer("Hello.")
+
+
+class TestTakenUpAgain:
+    """Answers go on in the server when their page is loaded again, and in another tab."""
+
+    def begin(self, page, text="a"):
+        page.say(text)
+        until(lambda: len(page.text(".answer .text")) > 50)
+        return page.text(".answer .text")
+
+    @pytest.mark.parametrize("page", ["for_ever"], indirect=True)
+    def test_after_a_reload(self, page):
+        page.set(temperature=0, max_tokens=40_000)
+        before = self.begin(page)
+        page.reload()
+        until(lambda: page.shows("#stop"))
+        assert answering(page) == ["a"]
+        until(lambda: len(page.text(".answer .text")) > len(before) + 50)
+        assert page.text(".answer .text").startswith(before)
+        assert page.count(".answer") == 1
+        page.find("#stop").click()
+        until(page.idle)
+        assert page.text(".cost").startswith("Stopped")
+        kept = page.text(".answer .text")
+        page.reload()
+        assert page.text(".answer .text") == kept
+        assert page.idle() and not answering(page)
+
+    def test_the_text_is_that_of_an_answer_without_a_reload(self, page):
+        page.set(seed=3, max_tokens=300)
+        wanted = page.answer("Tell me of a fox.")
+        page.find("#new").click()
+        page.say("Tell me of a fox.")
+        until(lambda: page.text(".answer .text"))
+        for _ in range(2):
+            page.reload()
+        until(lambda: page.count(".answer") and page.idle())
+        assert page.text(".answer .text") == wanted
+        assert "tokens/s" in page.text(".cost")
+        whole = """const {messages: [, {content, marks}]} = JSON.parse(localStorage["gguf-spec.chat." + sessionStorage["gguf-spec.current"]]);
+            return [marks.reduce((sum, n) => sum + n, 0), content.length]"""
+        assert page.script(whole)[0] == page.script(whole)[1] > 100
+
+    @pytest.mark.parametrize("page", ["for_ever"], indirect=True)
+    def test_in_another_tab_which_stops_it(self, page):
+        page.set(temperature=0, max_tokens=40_000)
+        self.begin(page)
+        first = page.driver.current_window_handle
+        page.driver.switch_to.new_window("tab")
+        try:
+            page.size("desktop")
+            page.open()
+            until(lambda: chats(page) == ["a"])
+            page.click("#conversations .open", "a")
+            until(lambda: page.shows("#stop"))
+            n = len(page.text(".answer .text"))
+            until(lambda: len(page.text(".answer .text")) > n + 50)
+            page.find("#stop").click()
+            until(page.idle)
+        finally:
+            page.driver.close()
+            page.driver.switch_to.window(first)
+        until(page.idle)
+        assert page.text(".cost").startswith("Stopped")
+
+    def test_other_chats_than_the_open_one(self, page):
+        page.set(seed=3, max_tokens=200)
+        page.say("Tell me of a fox.")
+        until(lambda: page.text(".answer .text"))
+        page.find("#new").click()
+        page.reload()
+        until(lambda: chats(page) == ["Tell me of a fox."] and not answering(page))
+        page.click("#conversations .open", "Tell me of a fox.")
+        assert "tokens/s" in page.text(".cost")
+
+    def test_one_that_the_server_does_not_know(self, page):
+        page.fake("held")
+        page.say("One.")
+        until(lambda: page.count(".answer[aria-busy=true]"))
+        page.give(0, "half")
+        until(lambda: page.text(".answer .text") == "half")
+        page.reload()
+        until(lambda: page.idle() and not answering(page))
+        assert page.text(".answer .text") == "half"
+        assert page.text(".cost").startswith("Stopped")
+        assert page.text("#trouble") == ""
+        page.complaints()
+
+    def test_a_connection_that_breaks(self, page):
+        page.set(seed=3, max_tokens=200)
+        wanted = page.answer("Tell me of a fox.")
+        page.find("#new").click()
+        page.script("""window.real = window.fetch; let cut = 0; window.fetch = async (path, options) => {
+            const response = await window.real(path, options);
+            if (!path.includes("v1/responses") || cut++) return response;
+            const reader = response.body.getReader(), {value} = await reader.read();
+            reader.cancel();
+            return new Response(value);
+        }""")
+        assert page.answer("Tell me of a fox.") == wanted

@@ -32,26 +32,36 @@ FAKE = """
 window.real ??= window.fetch;
 window.asked = [];
 window.held = [];
+window.cancelled = [];
 const replies = arguments[0];
 window.fetch = async (path, options) => {
-  if (!path.endsWith("chat/completions") || !replies.length) return window.real(path, options);
-  window.asked.push(JSON.parse(options.body));
+  const isFake = window.held.some((one) => path.includes(one.id));
+  if (isFake && path.endsWith("/cancel")) { window.cancelled.push(path.match(/resp_0*(\\d+)/)[1] - 1); return new Response("{}"); }
+  if (isFake) return new Response("{}", {status: 404});
+  if (!path.endsWith("v1/responses") || !replies.length) return window.real(path, options);
+  const {input, ...body} = JSON.parse(options.body);
+  window.asked.push({...body, messages: input});
+  const write = (piece, number) => `data: ${JSON.stringify({...piece, sequence_number: number})}\\n\\n`;
   const reply = replies.shift();
   const aborted = (end) => options.signal.addEventListener("abort", () => end(options.signal.reason));
   if (reply === "never") return new Promise((_, reject) => aborted(reject));
   if (reply === "held") {
-    const one = {isStopped: false};
+    const id = `resp_${String(window.held.length + 1).padStart(32, "0")}`;
+    const one = {isStopped: false, id, n: 1, write};
     window.held.push(one);
     return new Response(new ReadableStream({start: (stream) => {
       one.stream = stream;
+      stream.enqueue(new TextEncoder().encode(write({type: "response.created", response: {id}}, 0)));
       aborted((reason) => { one.isStopped = true; stream.error(reason); });
     }}));
   }
   if (reply.status) return new Response(JSON.stringify({error: reply.error}), {status: reply.status});
-  const events = reply.map((piece) => `data: ${JSON.stringify(piece)}\\n\\n`).join("");
-  return new Response(events + "data: [DONE]\\n\\n");
+  return new Response(reply.map(write).join(""));
 };
 """
+
+
+ENDS = {"stop": "completed", "length": "incomplete"}
 
 
 def start(chromium, driver, profile):
@@ -66,13 +76,15 @@ def start(chromium, driver, profile):
 
 def pieces(*texts, thought="", finish="stop", drafted=0, accepted=0, speedup=1.0, prompt_tokens=20):
     """Return the pieces of a streamed answer; texts may be `(text, accepted)`."""
-    thoughts = [{"choices": [{"delta": {"reasoning_content": thought}}]}] if thought else []
+    thoughts = [{"type": "response.reasoning_text.delta", "delta": thought}] if thought else []
     parts = [one if isinstance(one, tuple) else (one, False) for one in texts]
     said = [
         {
-            "choices": [{"delta": {"content": text}}],
+            "type": "response.output_text.delta",
+            "delta": text,
             "speculation": {
                 "tokens": 2,
+                "rounds": 1,
                 "drafted": drafted,
                 "accepted": accepted,
                 "text": [[text, kept]],
@@ -84,8 +96,10 @@ def pieces(*texts, thought="", finish="stop", drafted=0, accepted=0, speedup=1.0
     return [
         *thoughts,
         *said,
-        {"choices": [{"delta": {}, "finish_reason": finish}]},
-        {"choices": [], "usage": {"prompt_tokens": prompt_tokens, "speculation": speculation}},
+        {
+            "type": f"response.{ENDS[finish]}",
+            "response": {"usage": {"input_tokens": prompt_tokens, "speculation": speculation}},
+        },
     ]
 
 
@@ -125,10 +139,9 @@ class Page:
         """Go on with a held answer: with these pieces, and its end."""
         more = pieces(*texts) if ends else pieces(*texts)[: len(texts)]
         self.script(
-            """const [number, more, ends] = arguments, {stream} = window.held[number];
-            const write = (text) => stream.enqueue(new TextEncoder().encode(`data: ${text}\\n\\n`));
-            more.forEach((piece) => write(JSON.stringify(piece)));
-            if (ends) { write("[DONE]"); stream.close(); }""",
+            """const [number, more, ends] = arguments, one = window.held[number];
+            for (const piece of more) one.stream.enqueue(new TextEncoder().encode(one.write(piece, one.n++)));
+            if (ends) one.stream.close();""",
             number, more, ends,
         )  # fmt: skip
 

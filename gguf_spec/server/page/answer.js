@@ -1,40 +1,55 @@
 /** An answer while it streams: what the server sends becomes a message and its statistics. */
 
 import { charsOf } from "./context.js";
-import { streamChat } from "./api.js";
+import { cancelAnswer, streamAnswer } from "./api.js";
 import { asCount } from "./dom.js";
 
 const SHOWN = 500; // tokens of a prompt; reading fewer takes a moment
+const STOP_MS = 2000; // for which a stopped request waits for the id of its answer
+const FINISH = { "response.incomplete": "length", "response.completed": "stop" };
 
 /** Answer of the model. `message` has the format of stored messages. */
 export class Answer {
   /**
-   * @param {object} fields of the request, with its messages
-   * @param {() => void} changed called after each piece
+   * @param {object | null} fields of the request, with its messages as `input`; null for an answer
+   *   that was begun before
+   * @param {() => void} changed called after each event
+   * @param {string} [id] of an answer that was begun before
    */
-  constructor(fields, changed) {
+  constructor(fields, changed, id = "") {
     this.fields = fields;
     this.changed = changed;
+    this.id = id;
     this.aborter = new AbortController();
     this.began = performance.now();
     this.message = { role: "assistant", content: "", marks: [], finish: "stopped",
-      model: fields.model, seed: String(fields.seed), stats: {} };
+      stats: {} };
+    if (fields) Object.assign(this.message, { model: fields.model, seed: String(fields.seed) });
     this.stats = { tokens: 0, drafted: 0, accepted: 0, rounds: 0,
-      chars: charsOf(fields.messages) };
+      chars: fields ? charsOf(fields.input) : 0 };
     this.message.stats = this.stats;
   }
 
   /** Ask the server; return the error that ended the answer, or null. */
   async run() {
     try {
-      await streamChat(this.fields, this.aborter.signal, (piece) => this.take(piece));
+      const { fields, aborter: { signal }, id } = this;
+      await streamAnswer(fields, signal, (event) => this.take(event), id);
     } catch (error) {
       if (error.name !== "AbortError") return error;
     }
     return null;
   }
 
+  /** End the answer, also in the server. */
   stop() {
+    this.isStopped = true;
+    if (this.id || !this.fields.background) this.end();
+    else setTimeout(() => this.end(), STOP_MS);
+  }
+
+  end() {
+    if (this.id) cancelAnswer(this.id);
     this.aborter.abort();
   }
 
@@ -52,21 +67,24 @@ export class Answer {
     return `Read ${asCount(processed)} of ${asCount(total)} tokens …`;
   }
 
-  take(piece) {
-    const [choice] = piece.choices ?? [];
-    if (choice?.delta) this.addText(choice.delta, piece.speculation?.text ?? []);
-    if (piece.speculation) this.count(piece.speculation);
-    if (choice?.finish_reason) this.message.finish = choice.finish_reason;
-    if (piece.prompt_progress) this.read = piece.prompt_progress;
-    if (piece.model) this.message.model = piece.model;
-    if (piece.usage) this.finish(piece.usage);
+  take({ type, response, delta, speculation, prompt_progress: read }) {
+    const { message } = this;
+    if (type === "response.reasoning_text.delta") message.reasoning = (message.reasoning ?? "") + delta;
+    if (type === "response.output_text.delta") this.addText(delta, speculation?.text ?? []);
+    if (speculation) this.count(speculation);
+    if (read) this.read = read;
+    if (response) {
+      message.model = response.model ?? message.model;
+      if (this.fields?.background !== false) this.id ||= response.id ?? "";
+      if (response.usage) this.finish(response);
+      message.finish = FINISH[type] ?? message.finish;
+    }
+    if (this.isStopped) this.end();
     this.changed();
   }
 
-  addText({ content, reasoning_content: reasoning }, parts) {
+  addText(content, parts) {
     const { message } = this;
-    if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
-    if (!content) return;
     if (message.reasoning && !message.content) {
       this.stats.thinking_ms = performance.now() - this.began;
     }
@@ -79,15 +97,20 @@ export class Answer {
     }
   }
 
-  count({ tokens, drafted, accepted }) {
-    this.stats.first_ms ??= performance.now() - this.began;
+  count({ tokens, drafted, accepted, rounds }) {
+    if (this.fields) this.stats.first_ms ??= performance.now() - this.began;
     this.stats.tokens += tokens;
     this.stats.drafted += drafted;
     this.stats.accepted += accepted;
-    this.stats.rounds += 1;
+    this.stats.rounds += rounds;
   }
 
-  finish({ prompt_tokens: promptTokens, speculation }) {
+  finish({ usage: { input_tokens: promptTokens, speculation }, output = [], seed }) {
+    const { message } = this;
+    const texts = output.flatMap((item) => (item.type === "message" ? item.content : []));
+    const whole = texts.map((part) => part.text).join("");
+    if (whole && whole !== message.content) Object.assign(message, { content: whole, marks: [] });
+    if (!this.fields && seed !== undefined) message.seed = String(seed);
     this.stats.prompt_tokens = promptTokens;
     if (!speculation) return;
     this.stats.tokens_per_s = speculation.tokens_per_s;

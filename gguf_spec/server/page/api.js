@@ -73,15 +73,69 @@ export async function countTokens(model, messages) {
   return response ? (await response.json()).input_tokens : null;
 }
 
-/** Send a chat request; call `take` with each piece of the answer. */
-export async function streamChat(fields, signal, take) {
-  const body = JSON.stringify({
+const ANSWERS = "v1/responses";
+const LAST = /^response\.(completed|incomplete|cancelled)$/;
+const WAITS_MS = [200, 1000, 3000, 9000]; // before an answer that broke off is taken up again
+const FAILED = 200; // status of an error that came as the last event
+const BROKEN = "The answer broke off. Is gguf-spec serve still running?";
+
+/**
+ * Ask for an answer; call `take` with each event of it. Where the connection breaks, an answer in
+ * the background is taken up again.
+ *
+ * @param {object | null} fields of the request; null to take up the answer with an id
+ * @param {string} [id] of an answer that was begun before
+ */
+export async function streamAnswer(fields, signal, take, id = "") {
+  let next = 0; // number of the event that comes next
+  const read = (event) => {
+    id ||= event.response?.id ?? "";
+    next = event.sequence_number + 1;
+    take(event);
+    return LAST.test(event.type);
+  };
+  const body = fields && JSON.stringify({
     ...fields,
     stream: true,
     return_progress: true,
-    stream_options: { include_usage: true, include_speculation: true },
+    store: Boolean(fields.background),
+    stream_options: { include_speculation: true },
   });
-  const response = await request("v1/chat/completions", { method: "POST", body, signal });
+  const ask = () => request(ANSWERS, { method: "POST", body, signal });
+  if (await readStream(await (fields ? ask() : takeUp(id, 0, signal)), read)) return;
+  for (const wait of fields?.background === false ? [] : WAITS_MS) {
+    await new Promise((done) => { setTimeout(done, wait); });
+    signal.throwIfAborted();
+    try {
+      if (await readStream(await takeUp(id, next, signal), read)) return;
+    } catch (error) {
+      if (error.name === "AbortError" || error.status === FAILED) throw error;
+      if (error.status) break;
+    }
+  }
+  throw new Trouble(BROKEN);
+}
+
+/** Return the events of an answer from a number on; all of it as one if they are forgotten. */
+async function takeUp(id, next, signal) {
+  const address = `${ANSWERS}/${id}`;
+  try {
+    return await request(`${address}?stream=true&starting_after=${next - 1}`, { signal });
+  } catch (error) {
+    if (error.status !== 400) throw error;
+  }
+  const response = await (await request(address, { signal })).json();
+  const event = { type: `response.${response.status}`, response, sequence_number: next };
+  return new Response(`data: ${JSON.stringify(event)}\n\n`);
+}
+
+/** End an answer in the background. */
+export function cancelAnswer(id) {
+  request(`${ANSWERS}/${id}/cancel`, { method: "POST", keepalive: true }).catch(() => {});
+}
+
+/** Read the events of a stream; return whether the last one was there. */
+async function readStream(response, take) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -89,22 +143,18 @@ export async function streamChat(fields, signal, take) {
       if (error.name === "AbortError") throw error;
       return { done: true };
     });
-    if (part.done) {
-      throw new Trouble("The answer broke off. Is gguf-spec serve still running?");
-    }
+    if (part.done) return false;
     const events = (rest + part.value).split("\n\n");
     rest = events.pop();
-    for (const event of events) if (readEvent(event, take)) return;
+    for (const event of events) if (readEvent(event, take)) return true;
   }
 }
 
 /** Read one event of a stream; return whether it was the last one. */
-function readEvent(event, take) {
-  if (!event.startsWith("data: ")) return false;
-  const data = event.slice("data: ".length);
-  if (data === "[DONE]") return true;
-  const piece = JSON.parse(data);
-  if (piece.error) throw asTrouble(piece.error, "The server failed.");
-  take(piece);
-  return false;
+function readEvent(text, take) {
+  const event = JSON.parse(text.slice(text.indexOf("data: ") + "data: ".length));
+  if (event.type === "response.failed") {
+    throw asTrouble(event.response.error, "The server failed.", FAILED);
+  }
+  return event.type !== "ping" && take(event);
 }

@@ -7,6 +7,7 @@ import { LOCAL, SESSION, keysOf, parse, readItem, removeItem, writeItem } from "
 
 const PREFIX = "gguf-spec.chat.";
 const CURRENT = "gguf-spec.current"; // of sessionStorage: each tab has its own
+const RUNNING = "gguf-spec.running";
 const MAX_TITLE = 80;
 
 /** Create an empty conversation. */
@@ -123,6 +124,16 @@ export function setCurrentId(id) {
   writeItem(SESSION, CURRENT, id);
 }
 
+/** Return the ids of the conversations that this tab was answering when it was left. */
+export function runningIds() {
+  const ids = parse(readItem(SESSION, RUNNING));
+  return Array.isArray(ids) ? ids : [];
+}
+
+export function setRunningIds(ids) {
+  writeItem(SESSION, RUNNING, JSON.stringify(ids));
+}
+
 // ---- checks of what comes from outside
 
 const isText = (value) => typeof value === "string";
@@ -137,7 +148,8 @@ export function readConversation(value) {
   if (!value || typeof value !== "object" || !Array.isArray(value.messages)) return null;
   const messages = value.messages.map((one) => readMessage(one));
   if (!alternates(messages, "user")) return null;
-  turnBack(messages); // the page was left before a new answer began
+  const running = isText(value.running) && /^resp_[0-9a-f]{32}$/.test(value.running);
+  if (!running) turnBack(messages); // the page was left before a new answer began
   const start = isCount(value.start) && messages[value.start]?.role === "user" ? value.start : 0;
   return {
     id: isId(value.id) ? value.id : newConversation().id,
@@ -145,6 +157,7 @@ export function readConversation(value) {
     updated: isCount(value.updated) ? value.updated : 0,
     start,
     messages,
+    ...(running && { running: value.running }),
   };
 }
 

@@ -53,7 +53,7 @@ function numbersOf(stats) {
 /** Run the request without drafts; show both speeds, and whether the texts are the same. */
 async function measure(place, message, repeat) {
   const line = make("p", "", "Answering, word by word …");
-  const plain = new Answer({ ...repeat, speculation: "off" }, () => {
+  const plain = new Answer({ ...repeat, speculation: "off", background: false }, () => {
     line.textContent = `Answering, word by word … ${asCount(plain.stats.tokens)} tokens`;
   });
   const stop = () => plain.stop();

@@ -2,13 +2,12 @@
 
 import { readModels, setKey } from "./api.js";
 import { Composer } from "./composer.js";
-import { charsPerToken, shortened } from "./context.js";
-import { Conversations, currentId, newConversation, putAside, questionBefore, setCurrentId,
-  titleOf, turnBack, turnTo } from "./conversations.js";
+import { Conversations, currentId, newConversation, putAside, questionBefore, runningIds,
+  setCurrentId, setRunningIds, titleOf, turnBack, turnTo } from "./conversations.js";
 import { $, announce, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
 import { openDrawer } from "./drawer.js";
 import { connectKeys } from "./keys.js";
-import { connectMenu, exportAll } from "./menu.js";
+import { connectMenu } from "./menu.js";
 import { summaryOf } from "./message.js";
 import { showFill, showModels } from "./models.js";
 import { clearNotices, showNotice, showTrouble } from "./notices.js";
@@ -16,6 +15,7 @@ import { Run } from "./running.js";
 import { SettingsForm } from "./settings.js";
 import { connectSearch, showList } from "./sidebar.js";
 import { Thread } from "./thread.js";
+import { explain, tellNotKept } from "./troubles.js";
 
 const SAVE_MS = 1000; // milliseconds between saves while an answer streams
 
@@ -26,7 +26,7 @@ class Page {
     this.runs = new Map(); // id of a conversation -> its answer that is being written
     this.troubles = new WeakMap(); // conversation -> error that came while another was open
     this.requests = new WeakMap(); // message -> the fields it was asked with
-    this.settings = new SettingsForm((isKept) => isKept || this.tellNotKept());
+    this.settings = new SettingsForm((isKept) => isKept || tellNotKept(this));
     this.thread = new Thread({
       again: (message) => this.answerAgain(message),
       turn: (message, number) => this.changeAnswer(message, turnTo, number),
@@ -54,13 +54,14 @@ class Page {
     try {
       this.models = await readModels();
     } catch (error) {
-      this.explain(error, () => this.readModels());
+      explain(this, error, () => this.readModels());
       return;
     }
     $("ask-key").hidden = true;
     clearNotices();
     this.showModel();
     this.show();
+    for (const id of [this.conversation.id, ...runningIds()]) this.takeUp(this.kept.get(id));
   }
 
   showModel() {
@@ -100,14 +101,25 @@ class Page {
   }
 
   /** Answer the last question of the conversation; that goes on while others are open. */
-  async ask() {
+  ask() {
     const { conversation, settings, model } = this;
     const asked = { fields: settings.fields(model), system: settings.values.system,
       room: settings.room(model) };
-    const run = new Run(conversation, asked, this);
+    conversation.updated = Date.now();
+    this.follow(new Run(conversation, asked, this));
+  }
+
+  /** Go on with an answer that this tab began before it was loaded again, or another tab. */
+  takeUp(conversation) {
+    if (!conversation?.running || this.runs.has(conversation.id) || !this.models.length) return;
+    this.follow(new Run(conversation, null, this));
+  }
+
+  async follow(run) {
+    const { conversation } = run;
     this.troubles.delete(conversation);
     this.runs.set(conversation.id, run);
-    this.keep();
+    this.save(conversation);
     this.show();
     const trouble = await run.run();
     if (run.isLeft) return;
@@ -120,7 +132,7 @@ class Page {
       return;
     }
     keepingTheEnd(() => this.show());
-    if (trouble) this.explain(trouble, () => this.answerAgain());
+    if (trouble) explain(this, trouble, () => this.answerAgain());
     else if (run.answer) {
       const { message } = run.answer;
       announce(`Answer: ${message.content} ${summaryOf(message)}.`);
@@ -129,7 +141,7 @@ class Page {
 
   begun(run) {
     const { answer, conversation } = run;
-    this.requests.set(answer.message, answer.fields);
+    if (answer.fields) this.requests.set(answer.message, answer.fields);
     if (conversation !== this.conversation) return;
     announce(conversation.start ? "Answering. Old messages are left out." : "Answering.");
     keepingTheEnd(() => this.show());
@@ -198,56 +210,6 @@ class Page {
     }]]);
   }
 
-  // ---- errors, each with something to do about it
-
-  async explain(trouble, retry) {
-    if (trouble.code === "model_not_found") await this.readModels();
-    const actions = [["Try again", retry]];
-    if (trouble.status === 401) {
-      $("ask-key").hidden = false;
-      $("key").focus();
-      actions.length = 0;
-    } else if (trouble.code === "context_length_exceeded") {
-      actions.splice(0, 1, ["Shorten the message", () => this.shorten()]);
-    }
-    const isPrompt = ["messages", "prompt"].includes(trouble.param);
-    if (isPrompt && this.settings.values.system.trim()) {
-      actions.push(["Send without the system prompt", () => {
-        this.settings.set({ system: "" });
-        this.answerAgain();
-      }]);
-    }
-    showTrouble(trouble.message, actions);
-  }
-
-  /** Cut the last question to what fits into the context, and answer it. */
-  shorten() {
-    const { messages } = this.conversation;
-    const last = messages.pop();
-    const now = [last.content, ...(last.files ?? []).map((file) => file.text)].join("").length;
-    const room = this.settings.room(this.model) ?? Infinity;
-    const chars = Math.min(0.7 * now, 0.8 * room * charsPerToken(messages));
-    messages.push(shortened(last, Math.floor(chars)));
-    this.ask();
-    showNotice("The end of your message was cut, so that the model can read it.");
-  }
-
-  tellNotKept() {
-    if (this.hasTold) return;
-    this.hasTold = true;
-    const oldest = this.kept.list().findLast((one) => one !== this.conversation);
-    const actions = [["Export all", () => exportAll(this.kept.list())]];
-    if (oldest) {
-      actions.push([`Delete the oldest: ${titleOf(oldest)}`, () => {
-        this.leave(oldest);
-        this.kept.remove(oldest.id);
-        this.keep();
-      }]);
-    }
-    showNotice("This browser keeps nothing more: its storage is full or switched off. The newest \
-messages will be gone when the page is closed.", actions);
-  }
-
   // ---- conversations
 
   open(conversation) {
@@ -260,7 +222,8 @@ messages will be gone when the page is closed.", actions);
     goToEnd();
     const trouble = this.troubles.get(conversation);
     this.troubles.delete(conversation);
-    if (trouble) this.explain(trouble, () => this.answerAgain());
+    this.takeUp(conversation);
+    if (trouble) explain(this, trouble, () => this.answerAgain());
     if (!matchMedia("(pointer: coarse)").matches) this.composer.focus();
   }
 
@@ -273,7 +236,7 @@ messages will be gone when the page is closed.", actions);
   rename(conversation, title) {
     if (title !== titleOf(conversation)) {
       conversation.title = title;
-      if (!this.kept.save(conversation)) this.tellNotKept();
+      if (!this.kept.save(conversation)) tellNotKept(this);
     }
     this.showList();
   }
@@ -297,12 +260,12 @@ messages will be gone when the page is closed.", actions);
 
   save(conversation) {
     if (this.kept.save(conversation)) this.hasTold = false;
-    else this.tellNotKept();
+    else tellNotKept(this);
     this.showList();
   }
 
   add(conversations) {
-    for (const one of conversations) if (!this.kept.save(one)) this.tellNotKept();
+    for (const one of conversations) if (!this.kept.save(one)) tellNotKept(this);
     this.open(conversations[0]);
     showNotice(`${plural(conversations.length, "chat")} imported.`);
   }
@@ -377,12 +340,13 @@ messages will be gone when the page is closed.", actions);
     document.addEventListener("scroll", () => ($("down").hidden = isAtEnd()), { passive: true });
     addEventListener("pagehide", () => {
       for (const { conversation } of this.runs.values()) this.save(conversation);
+      setRunningIds([...this.runs.keys()]);
     });
-    addEventListener("storage", (event) => this.follow(event));
+    addEventListener("storage", (event) => this.takeOver(event));
   }
 
   /** Show what another tab changed. */
-  follow(event) {
+  takeOver(event) {
     const id = this.kept.idOf(event);
     if (!id) return;
     if (event.newValue === null) this.leave({ id }, { keeps: false });
@@ -390,6 +354,7 @@ messages will be gone when the page is closed.", actions);
     if (id === this.conversation.id && !this.run) {
       this.conversation = this.kept.get(id) ?? newConversation();
       this.show();
+      this.takeUp(this.conversation);
     }
     this.showList();
   }

@@ -10,9 +10,10 @@ const DRAW_MS = 40; // milliseconds between updates of the page while an answer 
 export class Run {
   /**
    * @param {object} conversation
-   * @param {{fields: object, system: string, room: number | null}} asked what is sent with it
-   * @param {{begun: Function, moved: Function}} page called with this run: a request begins, and
-   *   the answer has grown
+   * @param {{fields: object, system: string, room: number | null} | null} asked what is sent with
+   *   it; null to take up the answer that goes on in the server
+   * @param {{begun: Function, moved: Function, save: Function}} page called with this run: a
+   *   request begins, and the answer has grown; and with a conversation that must be kept
    */
   constructor(conversation, asked, page) {
     Object.assign(this, { conversation, asked, page });
@@ -25,13 +26,15 @@ export class Run {
 
   /** Ask; leave out old turns as long as it says that it is too much; return the error. */
   async run() {
+    if (!this.asked) return this.stream(null);
     const { conversation, asked: { fields, system, room } } = this;
     const count = (messages) => countTokens(fields.model, messages);
     let start = await firstThatFits(conversation, system, room, count);
     let trouble = null;
     while (start !== null && !this.isStopped) {
       conversation.start = start;
-      trouble = await this.stream({ ...fields, messages: toRequest(conversation, system) });
+      const input = toRequest(conversation, system);
+      trouble = await this.stream({ ...fields, input, background: true });
       const isTooLong = trouble?.code === "context_length_exceeded";
       start = isTooLong ? startLater(conversation) : null;
     }
@@ -39,24 +42,38 @@ export class Run {
   }
 
   async stream(fields) {
-    const answer = new Answer(fields, () => this.progress());
+    const { conversation } = this;
+    const answer = new Answer(fields, () => this.progress(), fields ? "" : conversation.running);
     this.answer = answer;
     this.page.begun(this);
     const trouble = await answer.run();
     clearTimeout(this.timer);
     this.timer = 0;
     if (this.isLeft) return null;
-    const { messages } = this.conversation;
+    if (trouble?.status !== 401) delete conversation.running; // it needs the key, and goes on
     if ((trouble || answer.message.finish === "stopped") && answer.isEmpty) {
-      if (messages.at(-1) === answer.message) messages.pop();
-    } else if (messages.at(-1) !== answer.message) messages.push(answer.message);
-    return trouble;
+      if (conversation.messages.at(-1) === answer.message) conversation.messages.pop();
+    } else this.place();
+    // The server does not know it any more: what was kept of it stays.
+    return !fields && trouble?.status === 404 ? null : trouble;
+  }
+
+  /** Let the answer be the last message; one that is taken up replaces what was kept of it. */
+  place() {
+    const { answer: { message }, conversation: { messages } } = this;
+    if (messages.at(-1) === message) return;
+    if (messages.at(-1).role === "assistant") messages.pop();
+    messages.push(message);
   }
 
   progress() {
     if (this.isLeft) return;
-    const { answer, conversation: { messages } } = this;
-    if (!answer.isEmpty && messages.at(-1) !== answer.message) messages.push(answer.message);
+    const { answer, conversation } = this;
+    if (!answer.isEmpty) this.place();
+    if (answer.id && conversation.running !== answer.id) {
+      conversation.running = answer.id; // a page that is loaded meanwhile takes it up
+      this.page.save(conversation);
+    }
     this.timer ||= setTimeout(() => {
       this.timer = 0;
       if (!this.isLeft) this.page.moved(this);
@@ -72,6 +89,7 @@ export class Run {
   /** End the answer at once: from now on the conversation is not changed. */
   leave() {
     this.isLeft = true;
+    delete this.conversation.running;
     this.stop();
   }
 }

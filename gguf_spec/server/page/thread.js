@@ -23,7 +23,9 @@ export class Thread {
    */
   show({ messages, start }, nCtx, run) {
     const written = run?.answer?.message;
-    const shown = written && !messages.includes(written) ? [...messages, written] : messages;
+    // An answer that is taken up is read from its beginning, in place of what was kept of it.
+    const kept = messages.at(-1)?.role === "assistant" ? messages.slice(0, -1) : messages;
+    const shown = written && !messages.includes(written) ? [...kept, written] : messages;
     const places = shown.map((message, i) => {
       const view = this.viewOf(message);
       if (message === written) this.draw(run.answer);

@@ -20,7 +20,8 @@ export function toMarkdown(conversation) {
 
 /** Return conversations as JSON that `fromJson` reads. */
 export function toJson(conversations) {
-  return `${JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 2)}\n`;
+  const others = conversations.map(({ running: _, ...one }) => one);
+  return `${JSON.stringify({ format: FORMAT, version: 1, conversations: others }, null, 2)}\n`;
 }
 
 /**
@@ -39,7 +40,7 @@ export function fromJson(text) {
 function withoutSystem(value) {
   if (!Array.isArray(value?.messages)) return null;
   const messages = value.messages.filter((one) => !["system", "developer"].includes(one?.role));
-  return { ...value, messages };
+  return { ...value, messages, running: "" };
 }
 
 /** Let the browser save a text as a file. */
