@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
@@ -43,6 +44,7 @@ class Stream(OfOneProcess):
         """
         self._release, self._close_asked = release, False
         self._begin_listening, self._is_listened = listen, False
+        self._computed_in = 0  # id of the thread of the engine
         # chunks of an aborted stream, not yet read
         self._left: deque[Chunk] = deque()
         self._generation, self._chunks = generation, chunks
@@ -167,11 +169,11 @@ class Stream(OfOneProcess):
 
     def compute(self, listener: Listener) -> None:
         """Compute it in this thread, for `listen`."""
-        chunks = iter(self._next_chunk, None)
-        listener.read(chunks, lambda: self._generation.cancelled, self.close)
+        self._computed_in = threading.get_ident()
+        listener.read(self, lambda: self._generation.cancelled, self.close)
 
     def _check_reader(self) -> None:
-        if self._is_listened:
+        if self._is_listened and self._computed_in != threading.get_ident():
             raise BusyError("this stream is listened to.", _ONE_READER)
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -179,10 +181,6 @@ class Stream(OfOneProcess):
 
     def __next__(self) -> Chunk:
         self._check_reader()
-        return self._next_chunk()
-
-    def _next_chunk(self) -> Chunk:
-        """Return the next chunk to the only reader."""
         if self._left:
             return self._left.popleft()
         try:

@@ -1,6 +1,8 @@
 """Functions that listen to a generation, with one slot and with several that share passes."""
 
+import asyncio
 import gc
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -9,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 import gguf_spec
-from gguf_spec import Chunk, Ended, Sampling
+from gguf_spec import AsyncLLM, Chunk, Ended, Sampling
 from gguf_spec.errors import BusyError, ClosedError
 from tests.closing.interrupted import in_another_thread
 
@@ -261,3 +263,45 @@ def test_an_answer_of_a_chat_is_a_message_before_its_end_is_told(llm, tales):
     assert heard.end() == Ended(None)
     assert (n[0], n[-1]) == (0, 2)
     assert chat.messages[1]["content"] == turn.result.text
+
+
+def test_requests_of_an_event_loop_hold_no_thread(llm):
+    """One thread prepares them; another one, of the engine, computes them all."""
+
+    def n_threads():
+        return sum(one.name.startswith("gguf-spec-async") for one in threading.enumerate())
+
+    async def main():
+        async with AsyncLLM(llm) as one:
+            before = n_threads()
+            asked = [one.generate(prompt, SHORT) for prompt in PROMPTS]
+            stream = one.stream(PROMPTS[0], SHORT)
+            texts = [done.text for done in await asyncio.gather(*asked)]
+            assert "".join([chunk.text async for chunk in stream]) == texts[0]
+            return texts, n_threads() - before
+
+    right = [llm.generate(one, SHORT).text for one in PROMPTS]
+    with gguf_spec.load(llm.path, parallel=llm.parallel, **PLAIN) as llm:
+        assert asyncio.run(main()) == (right, 1)
+
+
+def test_many_requests_hold_no_threads(llm):
+    """Threads prepare them; none of them is inside of this package while all are computed."""
+    found = []
+
+    def look(_):
+        frames = sys._current_frames()
+        threads = [one for one in threading.enumerate() if one.name.startswith("gguf-spec-many")]
+        found.append([inside(frames.get(one.ident)) for one in threads])
+
+    def inside(frame):
+        while frame:
+            if "gguf_spec" in frame.f_code.co_filename:
+                return True
+            frame = frame.f_back
+        return False
+
+    sampling = replace(SHORT, max_tokens=60)
+    results = llm.generate_many(PROMPTS[: llm.parallel], sampling, on_token=look)
+    assert [len(one.tokens) for one in results] == [60] * llm.parallel
+    assert any(one and not any(one) for one in found)
