@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .options import Message, PromptOptions, Sampling, Speculation
-from .results import Answer, OnProgress, TokenLogprob
+from .results import Answer, Ended, OnProgress, TokenLogprob
 from .vocabulary import Tokens
 
 if TYPE_CHECKING:
     from .images import GivenImage
 
-__all__ = ["Answer", "Engine", "Facts", "Infill", "Measured", "Prompt", "Request"]
+__all__ = ["Answer", "Ended", "Engine", "Facts", "Infill", "Measured", "Prompt", "Request"]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text or token ids, used unchanged, or messages for the chat template."""
@@ -173,7 +173,11 @@ class Engine(Protocol[AnswerT_co]):
         """
 
     def submit(self, request: Request) -> AnswerT_co:
-        """Begin an answer; it may wait for its turn here, or when it is first read."""
+        """Begin an answer; it may wait for its turn here, or when it is first read.
+
+        Who iterates over it computes it, or waits for the thread of the engine that does. Who
+        listens to it holds no thread.
+        """
 
     def score(
         self, tokens: Sequence[int], logprobs: int, on_pass: Callable[[], object]

@@ -635,11 +635,17 @@ class NoVisionError(GgufSpecError):
 
 
 class BusyError(GgufSpecError):
-    """A thread with an open stream requested another generation from the same LLM."""
+    """A thread with an open stream requested another generation from the same LLM.
 
-    def __init__(self) -> None:
-        fact = "this thread has an open stream of this LLM."
-        super().__init__(fact, "read the stream to its end, or close it first.")
+    Or a stream is read while something else reads it.
+    """
+
+    def __init__(
+        self,
+        message: str = "this thread has an open stream of this LLM.",
+        hint: str = "read the stream to its end, or close it first.",
+    ) -> None:
+        super().__init__(message, hint)
 
 
 class ClosedError(GgufSpecError):

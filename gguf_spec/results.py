@@ -341,6 +341,12 @@ class Completion:
         return fields
 
 
+class Ended(NamedTuple):
+    """Last event of a generation; `error` is what ended it early, or None."""
+
+    error: BaseException | None = None
+
+
 class Answer(Protocol):
     """A running generation: an iterator over its chunks, and a context manager that closes it."""
 
@@ -367,6 +373,21 @@ class Answer(Protocol):
 
         Args:
             on_chunk: Called with each chunk, in the thread that computes it; it must not wait.
+        """
+
+    def listen(
+        self, call: Callable[[Chunk | Ended], object], is_full: Callable[[], bool] = bool
+    ) -> None:
+        """Let a thread of the engine compute it, and return at once; nobody may read it then.
+
+        Args:
+            call: Called there with each chunk, and at the end once with `Ended`. It must not wait.
+                An exception of it ends this generation only, and is the error of `Ended`.
+            is_full: Called there between two rounds: the generation waits while it returns True.
+
+        Raises:
+            BusyError: It is read already, or listened to.
+            ClosedError: The LLM is closed.
         """
 
     def cancel(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ..errors import BatchFileError
 from ..options import check_types
 from ..results import Chunk
-from ..runtime.many import Cancellation, checked_threads, run_all
+from ..runtime.many import Cancellation, Work, checked_parallel, run_all
 from ..system.files import remedy, try_lock, with_end
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
@@ -196,7 +196,7 @@ class Batch(OfOneProcess):
         """
         check_types(llm=llm, on_progress=on_progress, on_failed=on_failed)
         cancellation = Cancellation(llm.engine.end_requests)
-        n_threads = checked_threads(llm.parallel, max_parallel)
+        n_at_once = checked_parallel(llm.parallel, max_parallel)
         defaults = defaults or LineDefaults(llm.sampling, chat=llm.prompt == "chat")
         options = defaults.digest(llm)
         self._output.check_options(options[:8].encode())
@@ -214,18 +214,18 @@ class Batch(OfOneProcess):
             self._output.put(result)
             tell()
 
-        def answer(line: Line) -> LineResult:
+        def answer(line: Line) -> Work[LineResult]:
             key = f"batch_req_{line.digest[:16]}{options[:8]}"  # the id of the result
-            return self._output.waiting(line, key) or answerer.answer(line, key)
+            return self._output.waiting(line, key) or (yield from answerer.answer(line, key))
 
         run_all(
             self._output.numbered(self._lines),
             answer,
             on_end,
-            n_threads=n_threads,
+            n_at_once=n_at_once,
             cancellation=cancellation,
             on_wait=tell,
-            may_begin=lambda: len(self._output.ahead) < _AHEAD * n_threads,
+            may_begin=lambda: len(self._output.ahead) < _AHEAD * n_at_once,
         )
         self._n_lines = self._output.n_done
         self.close()

@@ -21,7 +21,7 @@ from ..protocols.openai import ResponseBuilder, read_chat, read_text
 from ..protocols.replies import usage
 from ..protocols.request import CompletionRequest
 from ..protocols.schema import FLAG, is_count
-from ..runtime.many import Cancellation, CancelledGenerationError
+from ..runtime.many import Cancellation, CancelledGenerationError, Work
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
@@ -284,12 +284,12 @@ class LineResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Answerer:
-    """Answers lines with a model, from any thread.
+    """Answers lines with a model.
 
     Attributes:
         created: Time of the answers in OpenAI's format, in seconds since 1970.
         cancellation: Has the running streams.
-        on_chunk: Called with each chunk.
+        on_chunk: Called with each chunk, by a thread of the engine.
     """
 
     llm: Client[Answer]
@@ -298,7 +298,7 @@ class Answerer:
     cancellation: Cancellation
     on_chunk: Callable[[Chunk], object]
 
-    def answer(self, line: Line, key: str) -> LineResult:
+    def answer(self, line: Line, key: str) -> Work[LineResult]:
         """Return the result of a line with the id `key`; an error of the line is its result."""
         head, data = read_head(line)
         names = dict[str, str]()
@@ -316,7 +316,7 @@ class Answerer:
             speculation = self.llm.speculation
             request = read_request(head, data, line.number, self.defaults, speculation)
             names = request.names
-            chunks, ended, notes = self._generate(request)
+            chunks, ended, notes = yield from self._generate(request)
             if head.is_plain:
                 return written(_plain(chunks, ended) | {"error": None} | notes)
             body = self._openai(request, chunks, ended, key)
@@ -333,7 +333,7 @@ class Answerer:
 
     def _generate(
         self, request: CompletionRequest
-    ) -> tuple[list[ChunkEvent], list[ChoiceEnded], dict[str, list[str]]]:
+    ) -> Work[tuple[list[ChunkEvent], list[ChoiceEnded], dict[str, list[str]]]]:
         """Return the events, and what is not enforced of the schemas and not fulfilled."""
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
         notes = dict[str, list[str]]()
@@ -344,7 +344,7 @@ class Answerer:
                 self.on_chunk(chunk)
 
             with self.cancellation.opened(choice.open) as stream:
-                stream.run_to_end(came)
+                yield stream, came
             if self.cancellation.is_set:
                 raise CancelledGenerationError
             ended.append(ChoiceEnded(choice.index, stream.result, None))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..engine import Prompt
 from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
 from ..options import Sampling, Speculation, check_types, named, with_options
-from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
+from ..results import Chunk, Completion, Ended, OnProgress, Progress, ScoredOption, Stats
 from ..system.process import OfOneProcess, before_end_of_threads
 from .stream import Stream
 
@@ -50,8 +51,9 @@ class _CancelledError(Exception):
 class AsyncLLM(OfOneProcess):
     """An `LLM` for one event loop.
 
-    Requests run in threads, `LLM.parallel` at once; more wait in order of arrival. If a task is
-    cancelled, its generation ends after the current round.
+    The engine computes `LLM.parallel` requests at once; more wait in order of arrival. A thread
+    prepares each; none waits for its answer. If a task is cancelled, its generation ends after the
+    current round.
 
     Attributes:
         llm: The LLM, whose other methods do not wait for requests. `close` does.
@@ -63,17 +65,20 @@ class AsyncLLM(OfOneProcess):
         """Use an LLM, which `aclose` closes."""
         check_types(llm=llm)
         self.llm = llm
-        self._pool = ThreadPoolExecutor(llm.parallel, "gguf-spec-async")
+        self._pool = ThreadPoolExecutor(1, "gguf-spec-async")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: set[PooledGeneration] = set()
+        self._running: set[AsyncGeneration] = set()
+        self._waiting: collections.deque[AsyncGeneration] = collections.deque()
+        self._n_begun = 0
         self._is_closed = False
         _opened.add(self)
 
     def _give_up(self) -> object:
         # Its threads are not there, and a lock may be held.
-        kept = self._pool, self._running
-        self._pool = ThreadPoolExecutor(self.llm.parallel, "gguf-spec-async")
+        kept = self._pool, self._running, self._waiting
+        self._pool = ThreadPoolExecutor(1, "gguf-spec-async")
         self._running, self._is_closed, self._error = set(), True, ForkedError
+        self._waiting = collections.deque()
         return kept
 
     def __repr__(self) -> str:
@@ -308,7 +313,7 @@ class AsyncLLM(OfOneProcess):
 
     def _start(
         self, begin: Callable[[], Stream | Turn], owner: AsyncStream | None = None
-    ) -> PooledGeneration:
+    ) -> AsyncGeneration:
         """Start a generation, or let it wait for a thread.
 
         Args:
@@ -324,10 +329,23 @@ class AsyncLLM(OfOneProcess):
             return begin()
 
         check = partial(self._check_streams, self.llm.parallel)
-        one = PooledGeneration(self._pool, begin_open, owner, check)
+        one = AsyncGeneration(begin_open, owner, check)
         self._running.add(one)
-        one.ended.add_done_callback(lambda _: self._running.discard(one))
+        self._waiting.append(one)
+        one.ended.add_done_callback(lambda _: self._end(one))
+        self._begin_waiting()
         return one
+
+    def _end(self, one: AsyncGeneration) -> None:
+        self._running.discard(one)
+        self._n_begun -= one.has_begun
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        while self._waiting and self._n_begun < self.llm.parallel:
+            one = self._waiting.popleft()
+            if not one.ended.done():
+                self._n_begun += one.begin(None if self._is_closed else self._pool, self._error)
 
     def _check(self, n_most: int) -> None:
         """Check that a request can run here and now.
@@ -382,74 +400,95 @@ class AsyncChat(OfOneProcess):
 
 
 # Chunks that wait for the reader. Then the generation waits.
-_CHUNKS = 4
-# Interval in seconds in which a waiting thread looks whether its reader is still there.
-_LOOK_S = 0.1
+_CHUNKS = 64
 # Interval in seconds in which a task that waits for its turn looks whether it waits for itself; and
 # seconds after which a stream that nobody has read yet waits for the task that made it.
 _STUCK_S, _TAKEN_OVER_S = 0.25, 2.0
 
 
-class PooledGeneration(OfOneProcess):
-    """A generation in a thread of a pool.
+class AsyncGeneration(OfOneProcess):
+    """A generation that the engine computes for a task.
 
     Attributes:
-        ended: Done when the thread has ended; has its error.
+        ended: Done when the generation has ended; has its error.
         stream: The open stream, or None before it is open.
+        has_begun: Whether it was prepared, or is being prepared.
     """
 
     _is_forked = False
 
     def __init__(
         self,
-        pool: ThreadPoolExecutor,
         begin: Callable[[], Stream | Turn],
         owner: AsyncStream | None,
         check: Callable[[], None],
     ) -> None:
-        """Start a generation, or let it wait for a thread of the pool.
+        """Let a generation wait for its turn.
 
         Args:
-            pool: The threads.
-            begin: Opens the stream, in the thread.
+            begin: Opens the stream, in a thread.
             owner: As for `AsyncLLM._start`.
             check: Raises a `BusyError` where the current task would wait for itself.
         """
         self.stream: Stream | Turn | None = None
+        self.has_begun = False
         self._reader: weakref.ref[asyncio.Task[Any]] | None = None
         task, self._check = asyncio.current_task(), check
         self._maker = weakref.ref(task) if task else None
         self._full_s = math.inf  # since when it waits for its reader
+        self._begin = begin
         self._owner = weakref.ref(owner) if owner else None
         self._loop = asyncio.get_running_loop()
         self._is_cancelled = False
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()  # None: there are no more
-        self._room = threading.Semaphore(_CHUNKS)
+        self._n_sent = self._n_read = 0  # chunks; one thread writes each number
+        self._job: Future[None] | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
         # Its error is retrieved: asyncio must not report it for a stream that nobody reads.
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        self._job = pool.submit(self._run, begin)
+
+    def begin(self, pool: ThreadPoolExecutor | None, closed: type[ClosedError]) -> bool:
+        """Prepare it in a thread; without threads it ends as closed. Return whether it begins."""
+        if pool is None:
+            self._end_with(closed())
+            return False
+        self.has_begun = True
+        self._job = pool.submit(self._open)
+        return True
 
     def _give_up(self) -> object:
         self._is_forked = self._is_cancelled = True
         return None
 
-    def _run(self, begin: Callable[[], Stream | Turn]) -> None:
-        """Read the stream, in the thread."""
-        error: BaseException | None = None
+    def _open(self) -> None:
+        """Open the stream, and let the engine compute it."""
         try:
-            with begin() as stream:
-                self.stream = stream
-                if self._is_cancelled:
-                    stream.cancel()
-                if self._owner is None:
-                    stream.run_to_end()
-                for chunk in stream:
-                    if self._wait_for_room():
-                        self._call(self._chunks.put_nowait, chunk)
-        except BaseException as raised:
-            error = raised
-        self._call(self._end_with, error)
+            stream = self.stream = self._begin()
+            if self._is_cancelled:
+                stream.cancel()
+            stream.listen(self._came, self._is_full)
+        except BaseException as error:
+            self._call(self._end_with, error)
+
+    def _came(self, event: Chunk | Ended) -> None:
+        """Hand an event to the reader, in the thread of the engine."""
+        if isinstance(event, Ended):
+            self._call(self._end_with, event.error)
+        elif self._owner and self._owner():
+            self._n_sent += 1
+            self._call(self._chunks.put_nowait, event)
+        elif self._owner:
+            self.cancel()
+
+    def _is_full(self) -> bool:
+        """Return whether the generation waits for its reader, in the thread of the engine."""
+        if self._is_cancelled or self._n_sent - self._n_read <= _CHUNKS:
+            self._full_s = math.inf
+            return False
+        self._full_s = min(self._full_s, time.monotonic())
+        if self._loop.is_closed() or (self._owner and self._owner() is None):
+            self.cancel()
+        return True
 
     def _end_with(self, error: BaseException | None) -> None:
         """Report the end, in the event loop; further calls have no effect."""
@@ -470,15 +509,6 @@ class PooledGeneration(OfOneProcess):
             if self.stream is not None:
                 self.stream.cancel()
 
-    def _wait_for_room(self) -> bool:
-        """Wait until the reader has read; return whether there is a reader."""
-        while not (self._is_cancelled or self._room.acquire(timeout=_LOOK_S)):
-            self._full_s = min(self._full_s, time.monotonic())
-            if self._loop.is_closed() or (self._owner and self._owner() is None):
-                self.cancel()
-        self._full_s = math.inf
-        return bool(self._owner and self._owner())
-
     async def next(self) -> Chunk | None:
         """Return the next chunk; None after the last one, or if it was cancelled before its begin.
 
@@ -491,7 +521,7 @@ class PooledGeneration(OfOneProcess):
         self._reader = weakref.ref(task) if task else None
         chunk = await self._next()
         if chunk is not None:
-            self._room.release()
+            self._n_read += 1
             return chunk
         self._chunks.put_nowait(None)  # for further calls
         await asyncio.wait([self.ended])
@@ -529,7 +559,7 @@ class PooledGeneration(OfOneProcess):
         if self._is_forked:
             return
         self._is_cancelled = True
-        if self._job.cancel():
+        if self._job is None or self._job.cancel():
             self._call(self._end_with, None)
         elif self.stream is not None:
             self.stream.cancel()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import NoQuestionError, PromptTooLongError, SessionError
 from ..images import MARKER, GivenImage, are_parts, with_image_parts
 from ..options import Sampling, Speculation, check_types, named, require, with_options
-from ..results import Chunk, Completion, OnProgress, Stats
+from ..results import Chunk, Completion, Ended, OnProgress, Stats
 from ..system.process import OfOneProcess
 
 if TYPE_CHECKING:
@@ -385,6 +385,18 @@ class Turn(OfOneProcess):
             return self._stream.run_to_end(on_chunk)
         finally:
             self.close()
+
+    def listen(
+        self, call: Callable[[Chunk | Ended], object], is_full: Callable[[], bool] = bool
+    ) -> None:
+        """Let a thread of the engine compute the answer, as `Stream.listen`."""
+
+        def came(event: Chunk | Ended) -> None:
+            if isinstance(event, Ended):
+                self.close()
+            call(event)
+
+        self._stream.listen(came, is_full)
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

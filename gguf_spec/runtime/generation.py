@@ -368,7 +368,7 @@ class Generation:
         def on_pass(n_done: int, n_total: int) -> None:
             self._recorder.prompt_is_read(n_cached, whole=False)
             progress = Progress("prompt", n_done, n_total, "tokens")
-            if report and self._call_back(report, progress) is False:
+            if report and self.call_back(report, progress) is False:
                 self.cancelled = True
 
         engine.read_prompt(
@@ -383,7 +383,8 @@ class Generation:
         since = self._called_back
         return time.monotonic() - since if since is not None else 0.0
 
-    def _call_back(self, function: Callable[[T], object], argument: T) -> object:
+    def call_back(self, function: Callable[[T], object], argument: T) -> object:
+        """Call a function of the user; the end of the program waits for it only shortly."""
         self._called_back = time.monotonic()
         try:
             return function(argument)
@@ -423,7 +424,7 @@ class Generation:
             parts += [(part, is_accepted) for part in self._visible.push(token)]
             tokens.append(token)
             on_token = self._request.on_token
-            if on_token and self._call_back(on_token, token):
+            if on_token and self.call_back(on_token, token):
                 cut = "cancelled"
             if self._visible.answer.stopped:
                 cut = "stop"

@@ -34,7 +34,7 @@ from ..text.encoding import encode_texts
 from .client import Client
 from .embedding import choose, embed, rank_prompts
 from .local_engine import LocalEngine
-from .many import checked_threads, generate_many
+from .many import checked_parallel, generate_many
 from .prefix_cache import Kept
 from .request_queue import Ticket
 from .stream import Stream
@@ -122,9 +122,9 @@ class LLM(Client[Stream], OfOneProcess):
         check_types(samplings=samplings, on_result=on_result, **typed)
         self._queue.check_thread()
         _ = self.vocabulary  # a closed LLM raises at once
-        n_threads = checked_threads(self.parallel, max_parallel)
+        n_at_once = checked_parallel(self.parallel, max_parallel)
         begin = partial(self.stream, **options)
-        return generate_many(begin, prompts, samplings, n_threads, on_result)
+        return generate_many(begin, prompts, samplings, n_at_once, on_result)
 
     # ---- facts and vocabulary
 

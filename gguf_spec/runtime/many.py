@@ -1,18 +1,20 @@
-"""Many generations for one caller, on a bounded number of threads."""
+"""Many generations for one caller, several at once."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 from ..engine import Answer, Prompt
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
-from ..results import Completion
+from ..results import Chunk, Completion, Ended
 from ..system.process import before_end_of_threads
 
 J = TypeVar("J")
@@ -71,76 +73,173 @@ class Cancellation:
             raise CancelledGenerationError
 
 
+Work: TypeAlias = Generator[tuple[Answer, Callable[[Chunk], object]], None, R]
+"""Yields each generation that it needs, with a function for its chunks, and goes on at its end.
+
+An error of the generation is raised at the `yield`. The function is called by a thread of the
+engine, and must not wait.
+"""
+
+
+def go_on(
+    work: Work[Any],
+    error: BaseException | None,
+    on_ended: Callable[[BaseException | None], object],
+) -> None:
+    """Run a work until it needs a generation, and let the engine compute that.
+
+    Args:
+        work: The work.
+        error: What its last generation ended with.
+        on_ended: Called by a thread of the engine when the generation has ended, with its error.
+
+    Raises:
+        StopIteration: The work has ended, with this value; other errors are its own.
+    """
+    while True:
+        answer, call = work.throw(error) if error else next(work)
+
+        def came(event: Chunk | Ended, call: Callable[[Chunk], object] = call) -> None:
+            if isinstance(event, Ended):
+                on_ended(event.error)
+            else:
+                call(event)
+
+        try:
+            answer.listen(came)
+            return
+        except BaseException as raised:
+            error = raised
+
+
+class _Jobs(Generic[J, R]):
+    """Jobs that run, and those that wait.
+
+    Its threads prepare generations and write results; none waits for a generation. There are as
+    many as that needs at once.
+
+    Attributes:
+        ended: Each job that has ended, with its result or the error.
+    """
+
+    def __init__(
+        self, work: Callable[[J], Work[R]], n_at_once: int, cancellation: Cancellation
+    ) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        self.ended: queue.SimpleQueue[tuple[J, R | None, BaseException | None]]
+        self.ended = queue.SimpleQueue()
+        self._work, self._n, self._cancellation = work, n_at_once, cancellation
+        self._waiting, self._n_open = deque[J](), 0
+        self._changed = threading.Condition()  # only the threads change the number
+        self._pool = ThreadPoolExecutor(n_at_once, "gguf-spec-many")
+
+    def begin(self, job: J) -> None:
+        """Let a job run as soon as there is room."""
+        self._waiting.append(job)
+        self._pool.submit(self._begin_next)
+
+    def cancel(self) -> None:
+        self._cancellation.cancel()
+
+    def end(self) -> None:
+        """End all jobs, and wait for that: those that run end after the current round."""
+        self.cancel()
+        with self._changed:
+            while self._n_open:
+                self._changed.wait(_WAIT_S)
+        self._pool.shutdown()
+
+    def _begin_next(self) -> None:
+        with self._changed:
+            if not self._waiting or self._n_open >= self._n or self._cancellation.is_set:
+                return
+            job = self._waiting.popleft()
+            self._n_open += 1
+        self._go_on(job, self._work(job), None)
+
+    def _go_on(self, job: J, work: Work[R], error: BaseException | None) -> None:
+        try:
+            go_on(work, error, lambda error: self._submit(self._go_on, job, work, error))
+            return
+        except StopIteration as end:
+            self.ended.put((job, end.value, None))
+        except BaseException as raised:
+            self.ended.put((job, None, raised))
+        with self._changed:
+            self._n_open -= 1
+            self._changed.notify_all()
+        self._submit(self._begin_next)
+
+    def _submit(self, function: Callable[..., object], *given: object) -> None:
+        try:
+            self._pool.submit(function, *given)
+        except RuntimeError:  # the pool has ended: all is cancelled
+            function(*given)
+
+
 def run_all(
     jobs: Iterable[J],
-    work: Callable[[J], R],
+    work: Callable[[J], Work[R]],
     on_end: Callable[[J, R], object],
     *,
-    n_threads: int,
+    n_at_once: int,
     cancellation: Cancellation,
     on_wait: Callable[[], object] = lambda: None,
     may_begin: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Do jobs in other threads; return when all have ended.
+    """Do jobs, several at once; return when all have ended.
 
-    The jobs are taken from their iterator as threads become free, at most `2 * n_threads` ahead of
-    those that have ended. If anything raises, Ctrl-C included, all streams are cancelled, the
-    threads end, and the exception is raised.
+    Other threads do what they do besides their generations. The jobs are taken from their iterator
+    as others end, at most `2 * n_at_once` ahead of those that have ended. If anything
+    raises, Ctrl-C included, all streams are cancelled, the jobs end, and the exception is raised.
 
     Args:
         jobs: The jobs; iterated in this thread.
-        work: Does one job, in another thread.
+        work: Begins one job, in another thread.
         on_end: Called in this thread with each job and its result, in the order of their ends.
-        n_threads: Number of threads.
+        n_at_once: Number of jobs at once.
         cancellation: Has the streams of the jobs.
         on_wait: Called in this thread several times a second while it waits.
         may_begin: Returns whether another job may begin while some run.
     """
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    _end_with_program()
-    _running.add(cancellation)
-    pool = ThreadPoolExecutor(n_threads, "gguf-spec-many")
-    ended: queue.SimpleQueue[tuple[J, Future[R]]] = queue.SimpleQueue()
-
-    def begin(job: J) -> None:
-        pool.submit(work, job).add_done_callback(lambda future: ended.put((job, future)))
+    run = _Jobs(work, n_at_once, cancellation)
+    _end_with_program()  # behind the pool, to be called before it ends
+    _running.add(run)
 
     def take() -> None:
-        job, future = _next(ended, on_wait)
-        on_end(job, future.result())
+        job, result, error = _next(run.ended, on_wait)
+        if error:
+            raise error
+        on_end(job, cast("R", result))
 
     def begin_and_take() -> None:
         n_open = 0
         for job in jobs:
-            begin(job)
+            run.begin(job)
             n_open += 1
-            while n_open and (n_open >= 2 * n_threads or not (ended.empty() and may_begin())):
+            while n_open and (n_open >= 2 * n_at_once or not (run.ended.empty() and may_begin())):
                 take()
                 n_open -= 1
         for _ in range(n_open):
             take()
 
-    def end() -> None:
-        cancellation.cancel()
-        pool.shutdown(cancel_futures=True)
-
     try:
         try:
             begin_and_take()  # not written out: Ctrl-C may arrive at the end of a loop
         finally:
-            end()
+            run.end()
     except BaseException:
-        end()  # Ctrl-C may arrive just before the first call
+        run.end()  # Ctrl-C may arrive just before the first call
         raise
 
 
-_running: WeakSet[Cancellation] = WeakSet()
+_running: WeakSet[_Jobs[Any, Any]] = WeakSet()
 
 
 @cache
 def _end_with_program() -> None:
-    """Cancel everything at the end of the program, which waits for the threads of pools."""
+    """Cancel everything at the end of the program, which waits for the threads."""
 
     def cancel_all() -> None:
         for one in [*_running]:
@@ -162,21 +261,17 @@ def generate_many(
     open_stream: Callable[[Prompt, Sampling | None], Answer],
     prompts: Iterable[Prompt],
     samplings: Sampling | Iterable[Sampling | None] | None,
-    n_threads: int,
+    n_at_once: int,
     on_result: Callable[[int, Completion | GgufSpecError], object] | None,
 ) -> list[Completion | GgufSpecError]:
-    """Do `LLM.generate_many` with streams that a function opens, in at most `n_threads` threads."""
+    """Do `LLM.generate_many` with streams that a function opens, at most `n_at_once`."""
     given = _read_prompts(prompts)
     of_each = _read_samplings(samplings, len(given))
     results: list[Any] = [None] * len(given)
     cancellation = Cancellation()
 
-    def complete(i: int) -> Completion | GgufSpecError:
-        try:
-            with cancellation.opened(partial(open_stream, given[i], of_each[i])) as stream:
-                return stream.run_to_end()
-        except GgufSpecError as error:
-            return error.with_traceback(None)  # the traceback holds the stream
+    def complete(i: int) -> Work[Completion | GgufSpecError]:
+        return completion(cancellation, partial(open_stream, given[i], of_each[i]))
 
     def keep(i: int, result: Completion | GgufSpecError) -> None:
         results[i] = result
@@ -188,14 +283,26 @@ def generate_many(
             range(len(given)),
             complete,
             keep,
-            n_threads=min(n_threads, len(given)),
+            n_at_once=min(n_at_once, len(given)),
             cancellation=cancellation,
         )
     return results
 
 
-def checked_threads(parallel: int, max_parallel: int | None) -> int:
-    """Return the number of threads for requests at once; None takes `parallel`.
+def completion(
+    cancellation: Cancellation, begin: Callable[[], Answer]
+) -> Work[Completion | GgufSpecError]:
+    """Complete one generation; its error is the result."""
+    try:
+        with cancellation.opened(begin) as stream:
+            yield stream, lambda _: None
+            return stream.result
+    except GgufSpecError as error:
+        return error.with_traceback(None)  # the traceback holds the stream
+
+
+def checked_parallel(parallel: int, max_parallel: int | None) -> int:
+    """Return the number of requests at once; None takes `parallel`.
 
     Raises:
         InvalidOptionError: It is no number above 0.

@@ -25,20 +25,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet, ref
 
 from ..errors import BusyError, ClosedError, ForkedError
+from ..listening import POLL_S, Listener
 from ..llama.sequence import CachedSequence
-from ..results import Chunk, SlotState
+from ..results import Chunk, Ended, SlotState
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
-from ..system.process import OfOneProcess
+from ..system.process import OfOneProcess, before_end_of_threads
 from .generation import Generation, Request, check_request
 from .prefix_cache import Found, PrefixStore, prepare_slot, reads_prefix
 from .stream import Stream
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 T = TypeVar("T")
 
@@ -48,8 +52,6 @@ _TURN_POLL_S = 0.1
 _MOST_UNREAD = 64
 # Seconds of one wait for a chunk.
 _WAIT_S = 0.25
-# Seconds after which the scheduler looks again whether a stream was read.
-_POLL_S = 0.01
 # Seconds between two searches for streams without a reader.
 _COLLECT_S = 1.0
 # Seconds that the end of the program waits for running passes, and for a callback.
@@ -129,7 +131,7 @@ class QueuedRequest:
         generation: The generation of the request.
         prompt: Token ids of the prompt.
         thread: Id of the thread that made it, and then of the one that reads it.
-        stream: The stream that reads it; a job without one is cancelled.
+        stream: Returns the stream that reads it; a job without one is cancelled.
         task: Its task, once it is started.
         has_ended: Its last chunk or its error is in the queue.
     """
@@ -140,23 +142,33 @@ class QueuedRequest:
         self.generation = generation
         self.prompt: list[int] = [*request.prompt]
         self.thread: int = threading.get_ident()
-        self.stream: ref[Stream] | None = None
+        self.stream: Callable[[], Stream | None] = lambda: None
         self.task: Task[CachedSequence] | None = None
         self.has_ended = False
-        self._out: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
+        self._out: SimpleQueue[Chunk | Ended] = SimpleQueue()
+        self._listener = Listener(self._out.put, lambda: self._out.qsize() >= _MOST_UNREAD)
+        self._error: BaseException | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether its reader is behind."""
-        return self._out.qsize() >= _MOST_UNREAD
+        """Whether its reader is behind; an error of the reader ends the request."""
+        try:
+            return self._listener.is_full()
+        except BaseException as error:
+            self._error, self.generation.cancelled = error, True
+            return False
 
     @property
     def is_open(self) -> bool:
-        return not (self.has_ended or self.stream is None or self.stream() is None)
+        return not (self.has_ended or self.stream() is None)
+
+    def listen(self, stream: Stream, listener: Listener) -> None:
+        """Give a function all events; the request holds its stream, and no thread waits for it."""
+        self._listener, self.stream, self.thread = listener, lambda: stream, 0
 
     def check_reader(self) -> None:
         """Cancel a request whose stream was garbage-collected."""
-        if self.stream is None or self.stream() is None:
+        if self.stream() is None:
             self.generation.cancelled = True
 
     def body(self, scheduler: Scheduler[CachedSequence], slots: SlotPair[CachedSequence]) -> None:
@@ -175,17 +187,21 @@ class QueuedRequest:
         """End a request that waits if it is cancelled; return whether it is."""
         self.check_reader()
         if self.generation.cancelled:
-            self._deliver(self.generation.cancelled_chunk())
-            self.end(None)
+            try:
+                self._deliver(self.generation.cancelled_chunk())
+                self.end(None)
+            except BaseException as error:
+                self.end(error)
         return self.generation.cancelled
 
     def _deliver(self, chunk: Chunk) -> None:
-        (self.generation.on_chunk or self._out.put)(chunk)
+        self.generation.call_back(self.generation.on_chunk or self._listener.call, chunk)
 
     def end(self, error: BaseException | None) -> None:
-        """Tell the reader that no more chunks come."""
-        self.has_ended = True
-        self._out.put(error)
+        """Tell the reader once that no more chunks come."""
+        if not self.has_ended:
+            self.has_ended, self.stream = True, lambda: None
+            self._listener.end(error or self._error)
 
     def chunks(self, submit: Callable[[QueuedRequest], None]) -> Generator[Chunk, None, None]:
         """Submit the request, and yield its chunks as they come.
@@ -200,11 +216,12 @@ class QueuedRequest:
                 if sys.is_finalizing():  # the thread of the scheduler does not go on
                     raise ClosedError from None
                 continue
-            if one is None:
+            if isinstance(one, Chunk):
+                yield one
+            elif one.error:
+                raise one.error
+            else:
                 return
-            if isinstance(one, BaseException):
-                raise one
-            yield one
 
 
 class RequestQueue(Turns, OfOneProcess):
@@ -230,6 +247,7 @@ class RequestQueue(Turns, OfOneProcess):
         super().__init__()
         self.pair, self._kept = pair, kept
         self.is_closed = False
+        self._listening: Executor | None = None
 
     def open(self, request: Request) -> Stream:
         """Wait for the turn, and return the stream of a request, which has the turn until its end.
@@ -256,14 +274,39 @@ class RequestQueue(Turns, OfOneProcess):
         if request.speculation.k:
             self.pair.measure()
         generation = Generation(request, self.pair, self._kept)
-        stream = Stream(generation, generation.run(self.pair.slots[0]), partial(self.leave, ticket))
+        chunks = generation.run(self.pair.slots[0])
+        stream = Stream(
+            generation, chunks, partial(self.leave, ticket), partial(self._listen, ticket)
+        )
         ticket.stream = ref(stream)
         return stream
+
+    def _listen(self, ticket: Ticket, stream: Stream, listener: Listener) -> bool:
+        """Let a thread of this queue, made with the first such stream, compute a stream."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        self.check_open()
+        ticket.thread = 0  # none waits for itself
+        try:
+            if self._listening is None:
+                self._listening = ThreadPoolExecutor(1, "gguf-spec-engine")
+                _end_with_program()
+            _listened.add(stream)
+            self._listening.submit(self._read, ticket, stream, listener)
+        except RuntimeError:  # Python is ending
+            raise self.error from None
+        return False
+
+    @staticmethod
+    def _read(ticket: Ticket, stream: Stream, listener: Listener) -> None:
+        ticket.thread = threading.get_ident()
+        stream.compute(listener)
 
     def _give_up(self) -> object:
         self.is_closed, self.error = True, ForkedError
         self._tickets.clear()
-        return self
+        kept, self._listening = self._listening, None
+        return self, kept
 
     def check_open(self) -> None:
         """Check that requests may come.
@@ -342,6 +385,8 @@ class RequestQueue(Turns, OfOneProcess):
         self.cancel()
         self.is_closed = True  # waiting threads raise ClosedError on their turn
         self.in_turn(free, lambda ticket: self.join(ticket, self.cancel))
+        if self._listening:
+            self._listening.shutdown(wait=False)
 
     def cancel(self) -> None:
         """Close an open stream; a stream of another thread ends after its current round.
@@ -410,9 +455,16 @@ class ParallelQueue(RequestQueue):
         self._check(request)
         self._check_streams(self.pair.target.options.parallel)
         job = QueuedRequest(request, Generation(request, self.pair, self._kept))
-        stream = Stream(job.generation, job.chunks(self._submit), lambda: None)
+        chunks = job.chunks(self._submit)
+        stream = Stream(job.generation, chunks, lambda: None, partial(self._submit_listened, job))
         job.stream = ref(stream)
         return stream
+
+    def _submit_listened(self, job: QueuedRequest, stream: Stream, listener: Listener) -> bool:
+        self.check_open()
+        job.listen(stream, listener)
+        self._inbox.put(job)
+        return True
 
     def _submit(self, job: QueuedRequest) -> None:
         """Put a request into the queue, in the thread that reads it.
@@ -566,7 +618,7 @@ class ParallelQueue(RequestQueue):
             gc.collect()
             self._collect_at = time.monotonic() + _COLLECT_S
         try:
-            self._receive(self._inbox.get(timeout=_POLL_S))
+            self._receive(self._inbox.get(timeout=POLL_S))
         except Empty:
             return
 
@@ -579,6 +631,20 @@ def _serve(inbox: SimpleQueue[object], queue: ref[ParallelQueue]) -> None:
             return
         alive.work(one)
         del alive, one
+
+
+_listened: WeakSet[Stream] = WeakSet()
+
+
+@cache
+def _end_with_program() -> None:
+    """Cancel streams at the end of the program, which waits for the threads of pools."""
+
+    def cancel_all() -> None:
+        for stream in [*_listened]:
+            stream.cancel()
+
+    before_end_of_threads(cancel_all)
 
 
 _queues: WeakSet[ParallelQueue] = WeakSet()

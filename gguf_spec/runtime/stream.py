@@ -1,14 +1,20 @@
-"""Public class `Stream`: reads, cancels and closes a running generation from any thread."""
+"""Public class `Stream`: reads, cancels and closes a running generation from any thread.
+
+A generation is read in one of two ways: by a thread that iterates over it, or by a function that a
+thread of the engine calls with each event (`listen`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
-from ..errors import ForkedError
-from ..results import Chunk, Completion, Stats
+from ..errors import BusyError, ForkedError
+from ..listening import Listener
+from ..results import Chunk, Completion, Ended, Stats
 from ..system.process import OfOneProcess
 from .generation import Generation
 
@@ -25,6 +31,7 @@ class Stream(OfOneProcess):
         generation: Generation,
         chunks: Generator[Chunk, None, None],
         release: Callable[[], None],
+        listen: Callable[[Stream, Listener], bool],
     ) -> None:
         """Create a stream.
 
@@ -32,8 +39,12 @@ class Stream(OfOneProcess):
             generation: The generation.
             chunks: Its chunks.
             release: Releases the models; repeated calls have no effect.
+            listen: Lets a thread of the engine compute a stream that nobody has read; returns
+                whether that does not use `chunks`.
         """
         self._release, self._close_asked = release, False
+        self._begin_listening, self._is_listened = listen, False
+        self._computed_in = 0  # id of the thread of the engine
         # chunks of an aborted stream, not yet read
         self._left: deque[Chunk] = deque()
         self._generation, self._chunks = generation, chunks
@@ -41,6 +52,7 @@ class Stream(OfOneProcess):
     def _give_up(self) -> object:
         kept = self._chunks, self._release
         self._chunks, self._release = _refuse(), lambda: None
+        self._is_listened, self._begin_listening = False, _refuse_listening
         return kept
 
     def __repr__(self) -> str:
@@ -117,6 +129,7 @@ class Stream(OfOneProcess):
                 at once that is another thread than this one, so it must not wait. An exception of
                 it ends the generation, and is raised here.
         """
+        self._check_reader()
         if inspect.getgeneratorstate(self._chunks) == inspect.GEN_CREATED:
             self._generation.on_chunk = on_chunk
         try:
@@ -126,10 +139,48 @@ class Stream(OfOneProcess):
             self.close()
         return self.result
 
+    def listen(
+        self, call: Callable[[Chunk | Ended], object], is_full: Callable[[], bool] = bool
+    ) -> None:
+        """Let a thread of the engine compute the stream, and return at once.
+
+        The engine keeps the stream until its end; `cancel` and `close` end it as ever.
+
+        Args:
+            call: Called in that thread with each chunk, and at the end once with `Ended`. It must
+                not wait: other requests share the thread. An exception of it ends this generation,
+                and is the error of `Ended`.
+            is_full: Called there between two rounds; the generation waits while it returns True.
+
+        Raises:
+            BusyError: The stream is read already, or listened to.
+            ClosedError: The LLM is closed.
+        """
+        self._check_reader()
+        if inspect.getgeneratorstate(self._chunks) != inspect.GEN_CREATED:
+            raise BusyError("this stream is read already, or closed.", _ONE_READER)
+        self._is_listened = True
+        try:
+            if self._begin_listening(self, Listener(call, is_full)):
+                self._chunks.close()
+        except BaseException:
+            self.close()
+            raise
+
+    def compute(self, listener: Listener) -> None:
+        """Compute it in this thread, for `listen`."""
+        self._computed_in = threading.get_ident()
+        listener.read(self, lambda: self._generation.cancelled, self.close)
+
+    def _check_reader(self) -> None:
+        if self._is_listened and self._computed_in != threading.get_ident():
+            raise BusyError("this stream is listened to.", _ONE_READER)
+
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
+        self._check_reader()
         if self._left:
             return self._left.popleft()
         try:
@@ -154,6 +205,13 @@ class Stream(OfOneProcess):
         except BaseException:  # Ctrl-C must not leave the LLM reserved
             self.close()
             raise
+
+
+_ONE_READER = "read a stream in one place only."
+
+
+def _refuse_listening(_stream: Stream, _listener: Listener) -> bool:
+    raise ForkedError
 
 
 def _refuse() -> Generator[Chunk, None, None]:

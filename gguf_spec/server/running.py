@@ -29,8 +29,9 @@ from .. import __version__
 from ..engine import Answer, Engine, Facts, Infill, Measured, Request
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..images import GivenImage, has_images
+from ..listening import Listener
 from ..options import LOADING, Message, PromptOptions, Sampling, Speculation
-from ..results import Chunk, Completion, OnProgress, Part, Progress, Stats, TokenLogprob
+from ..results import Chunk, Completion, Ended, OnProgress, Part, Progress, Stats, TokenLogprob
 from ..runtime.client import Client
 from ..system.files import atomic_write, state_folder
 from ..vocabulary import Tokens
@@ -318,6 +319,14 @@ class ServedStream:
         for chunk in self:
             on_chunk(chunk)
         return self.result
+
+    def listen(
+        self, call: Callable[[Chunk | Ended], object], is_full: Callable[[], bool] = bool
+    ) -> None:
+        """Read it in a thread of its own, as it has a connection of its own."""
+        given = self, lambda: self._is_cancelled, self.cancel
+        read = Listener(call, is_full).read
+        threading.Thread(target=read, args=given, name="gguf-spec-served", daemon=True).start()
 
     @property
     def result(self) -> Completion:

@@ -34,7 +34,7 @@ from ..errors import ContextTooShortError, EmptyPromptError, GgufSpecError, Inva
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
-from ..runtime.many import Cancellation, run_all
+from ..runtime.many import Cancellation, Work, completion, run_all
 from .checks import (
     N_FIRST_TOKENS,
     SAMPLINGS,
@@ -366,13 +366,9 @@ def _together(
                 return
             yield job
 
-    def complete(job: TextCheck) -> Completion | GgufSpecError:
+    def complete(job: TextCheck) -> Work[Completion | GgufSpecError]:
         begin = partial(llm.stream, job.ids, job.sampling, speculation=ways[job.drafter])
-        try:
-            with cancellation.opened(begin) as stream:
-                return stream.run_to_end()
-        except GgufSpecError as error:
-            return error.with_traceback(None)  # the traceback holds the stream
+        return completion(cancellation, begin)
 
     def keep(job: TextCheck, result: Completion | GgufSpecError) -> None:
         if isinstance(result, Completion):
@@ -381,5 +377,5 @@ def _together(
             errors.append(f"Prompt {job.prompt + 1} ({job.name}, {job.drafter}): {result}")
         run.one_more()
 
-    run_all(in_time(), complete, keep, n_threads=llm.parallel, cancellation=cancellation)
+    run_all(in_time(), complete, keep, n_at_once=llm.parallel, cancellation=cancellation)
     return ended, errors

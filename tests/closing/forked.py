@@ -12,6 +12,7 @@ import json
 import logging
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -121,6 +122,39 @@ def fork_calls(llm):
     assert [*stream][-1].finish_reason == "length"  # the parent's goes on
     server.close()
     answer.close()
+    return code
+
+
+def fork_listened(llm):
+    """The child hears nothing of the requests of its parent, which go on, and begins none."""
+    heard, waiting, ends = [], llm.stream("a", SHORT) if llm.parallel > 1 else None, queue.Queue()
+    here = os.getpid()
+
+    def call(event):
+        heard.append(os.getpid())
+        if isinstance(event, gguf_spec.Ended):
+            ends.put(event)
+
+    stream = llm.stream("Once", LONG)
+    stream.listen(call)
+    while not heard:
+        time.sleep(0.01)
+
+    def child():
+        assert refuses(lambda: next(stream))
+        assert refuses(lambda: llm.stream("a", SHORT))
+        assert waiting is None or refuses(lambda: waiting.listen(call))
+        n = len(heard)
+        stream.close()
+        llm.close()
+        time.sleep(0.1)
+        assert len(heard) == n
+        assert {*heard} == {here}
+
+    code = in_child(child)
+    stream.cancel()
+    assert ends.get(timeout=60) == gguf_spec.Ended(None)
+    assert {*heard} == {here}
     return code
 
 
@@ -306,6 +340,29 @@ def cycle(*held):
     one.me = one
 
 
+def listened(llm):
+    """Leave a request that a thread of the engine computes."""
+    stream, begun = llm.stream("Once", LONG), threading.Event()
+    stream.listen(lambda _: begun.set())
+    begun.wait()
+    return stream
+
+
+def listened_in_daemon(llm):
+    """Listen to one request after the other, in a thread that the end of the program stops."""
+    ends = queue.Queue()
+
+    def work():
+        with contextlib.suppress(ClosedError):
+            while True:
+                llm.stream("Once", SHORT).listen(ends.put)
+                while not isinstance(ends.get(), gguf_spec.Ended):
+                    pass
+
+    threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.2)
+
+
 def raised(llm):
     raise ValueError
 
@@ -454,6 +511,10 @@ ENDS = {
     "cycle, busy": lambda llm: (busily(llm), cycle(llm)),
     "cycle, stream": lambda llm: cycle(begun(llm), llm),
     "stream": begun,
+    "listened": listened,
+    "listened, del": lambda llm: Closes(listened(llm), llm),
+    "raised, listened": lambda llm: (listened(llm), raised(llm)),
+    "listened, daemon": listened_in_daemon,
     "chat": lambda llm: next(turn := llm.chat().stream("a", LONG)) and turn,
     "busy": busily,
     "server": served,

@@ -127,7 +127,7 @@ def test_results_are_in_order_however_they_end(llm):
     assert type(results[1]) is TemplateError
 
 
-def test_jobs_are_taken_as_threads_become_free():
+def test_jobs_are_taken_as_others_end():
     """A million of them are never in memory at once."""
     n_taken = n_ended = 0
 
@@ -137,12 +137,16 @@ def test_jobs_are_taken_as_threads_become_free():
             assert n_taken - n_ended <= 6
             yield n_taken
 
+    def negated(job):
+        return -job
+        yield
+
     def on_end(job, result):
         nonlocal n_ended
         n_ended += 1
         assert result == -job
 
-    many.run_all(jobs(), lambda job: -job, on_end, n_threads=3, cancellation=many.Cancellation())
+    many.run_all(jobs(), negated, on_end, n_at_once=3, cancellation=many.Cancellation())
     assert (n_taken, n_ended) == (100, 100)
 
 
@@ -169,7 +173,7 @@ def test_parallel_is_the_default(llm, monkeypatch):
     given = []
     whole = many.run_all
     monkeypatch.setattr(
-        many, "run_all", lambda *a, **b: given.append(b["n_threads"]) or whole(*a, **b)
+        many, "run_all", lambda *a, **b: given.append(b["n_at_once"]) or whole(*a, **b)
     )
     assert llm.parallel == 1
     llm.generate_many(PROMPTS, FREE)
