@@ -1,6 +1,7 @@
-// What products.cpp and attention.cpp offer to entry.cpp. Both are compiled once for each instruction set (see ISA below).
+// What products.cpp, attention.cpp and sampling.cpp offer to entry.cpp. They are compiled once for each instruction set (see ISA below).
 #pragma once
 #include "ggml_abi.h"
+#include "sampling.h"
 
 // Products with one type of weights: y = W x for rows x.
 //
@@ -50,6 +51,7 @@ struct Kernels {
     size_t (*attention_bytes)(int n_threads, const Tensor * op);
     // One thread's part of it; false, for all threads, if the work memory is too small.
     bool (*attention)(const Params * params, const Tensor * op);
+    const Sampling * sampling;
 };
 // A library has the sets that it was compiled with; the address of another is null.
 extern const Kernels kernels_avx2 __attribute__((weak)), kernels_avxvnni __attribute__((weak)), kernels_avx512 __attribute__((weak)), kernels_avx512vnni __attribute__((weak));

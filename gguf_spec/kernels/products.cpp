@@ -12,6 +12,7 @@ namespace ISA {
 bool takes_attention(const Tensor * op);
 size_t attention_bytes(int n_threads, const Tensor * op);
 bool attention(const Params * params, const Tensor * op);
+extern const Sampling sampling;
 
 namespace {
 
@@ -170,4 +171,4 @@ const Product products[] = {
 } // namespace ISA
 
 extern const Kernels KERNELS;
-const Kernels KERNELS = {ISA_NAME, ISA::products, ISA::takes_attention, ISA::attention_bytes, ISA::attention};
+const Kernels KERNELS = {ISA_NAME, ISA::products, ISA::takes_attention, ISA::attention_bytes, ISA::attention, &ISA::sampling};

@@ -73,6 +73,7 @@ class Weights(OfOneProcess):
         else:
             self._native = Native()
         self._pieces: dict[int, bytes] = {}
+        self._is_end: dict[int, bool] = {}
 
     @property
     def native(self) -> Native:
@@ -305,7 +306,12 @@ class Weights(OfOneProcess):
         return piece
 
     def is_end(self, token: int) -> bool:
-        return token < IMAGE_IDS and bool(self.native.vocab(C.llama_vocab_is_eog, token))
+        known = self._is_end.get(token)
+        if known is None:
+            is_text = token < IMAGE_IDS
+            known = is_text and bool(self.native.vocab(C.llama_vocab_is_eog, token))
+            self._is_end[token] = known
+        return known
 
     @cached_property
     def ends(self) -> list[int]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
+from ..llama import own_kernels
 from ..llama.samplers import dry_penalties
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
@@ -23,7 +24,7 @@ from ..sampling.chain import CompatSampling, Filters, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
 from ..speculative import engine
-from ..speculative.acceptance import RULES
+from ..speculative.acceptance import RULES, coupled
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
@@ -327,7 +328,7 @@ class Generation:
                 prompt=begin,
                 sampler=chain,
                 k=k,
-                rule=rule,
+                rule=rule._replace(choose=self._chooser(chain)),
                 n_max=n_left,
                 is_end=lambda token: token in self._stop_tokens or is_end(token),
                 cancelled=self._is_cancelled,
@@ -344,6 +345,17 @@ class Generation:
                         drafter.known.answered(len(self.tokens), is_whole)
                     return
         yield self.cancelled_chunk()
+
+    def _chooser(self, chain: Sampler) -> engine.Choose | None:
+        """Return the sampler of the kernels' library; None where it has not all of the chain."""
+        if self._rule.accept is not coupled or not own_kernels.in_use().name:
+            return None
+        from ..sampling import native
+
+        if not native.is_possible(chain, self._rule.noise):
+            return None
+        library = native.functions(own_kernels.library())
+        return native.NativeSampler(library, chain, self._rule.noise).choose if library else None
 
     def cancelled_chunk(self) -> Chunk:
         """Return the last chunk of a generation that is cancelled between two rounds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Ids, Logits
+from ..arrays import CLEAR, Floats, Ids, Logits, exp, log, total
 from ..errors import NoTokenLeftError
 from ..options import Sampling
 from ..results import TokenLogprob
@@ -29,7 +30,7 @@ COLDEST = 1e-30
 
 
 def largest(logits: Logits, n: int) -> Ids:
-    """Return the indices of the `n` largest logits, in any order."""
+    """Return the indices of the `n` largest logits, ascending; of equal ones the lowest indices."""
     ids, n_lanes = None, 64
     width = len(logits) // n_lanes
     if 2 * n < width:
@@ -38,8 +39,15 @@ def largest(logits: Logits, n: int) -> Ids:
         maxima = logits[: n_lanes * width].reshape(n_lanes, width).max(axis=0)
         ids = np.flatnonzero(logits >= np.partition(maxima, width - n)[width - n])
         logits = logits[ids]
-    best = np.argpartition(logits, len(logits) - n)[len(logits) - n :]
-    return best if ids is None else ids[best]
+    if n < len(logits):
+        least = np.partition(logits, len(logits) - n)[len(logits) - n]
+        found = np.flatnonzero(logits >= least)
+        if len(found) > n:
+            equal = np.flatnonzero(logits[found] == least)
+            found = np.delete(found, equal[n - len(found) :])
+    else:
+        found = all_ids(len(logits))
+    return found if ids is None else ids[found]
 
 
 class Reasoning(Protocol):
@@ -187,11 +195,11 @@ class Sampler:
         if len(ids) == 1:
             return Distribution(ids, np.ones(1))
         kept = kept.astype(np.float64)
-        probs = np.exp((kept - kept.max()) / max(self.sampling.temperature, COLDEST))
+        probs = exp((kept - kept.max()) / max(self.sampling.temperature, COLDEST))
         alive = probs > 0
         if not alive.all():
             ids, probs = ids[alive], probs[alive]
-        probs /= probs.sum()
+        probs /= total(probs)
         # Filtered tokens may be in any order; a whole vocabulary is in order and needs no sort.
         if (ids[1:] < ids[:-1]).any():
             order = np.argsort(ids)
@@ -281,11 +289,12 @@ class Sampler:
         # token.
         if s.top_n_sigma:
             logits = np.where(logits >= self.sigma_limit(logits), logits, np.float32(-np.inf))
-        total = None
+        whole = None
         if 0 < s.top_k < n_vocab:
             ids = largest(logits, s.top_k)
         elif s.top_p < 1 and s.typical_p == 1:
-            ids, total = _nucleus_superset(logits, best, s.top_p)
+            whole = logits.astype(np.float64) - best
+            ids = _nucleus_superset(whole, s.top_p)
         else:
             ids = all_ids(n_vocab)
         kept: NDArray[np.floating] = (
@@ -298,7 +307,7 @@ class Sampler:
             ids = _llama().typical(ids, kept.astype(np.float64), s.typical_p)
             kept = logits[ids].astype(np.float64)
         if s.top_p < 1:
-            ids, kept = _nucleus(ids, kept.astype(np.float64), best, total, s.top_p)
+            ids, kept = _nucleus(ids, kept.astype(np.float64), best, whole, s.top_p)
         if s.min_p > 0:
             within = kept >= kept.max() + np.log(s.min_p)
             ids, kept = ids[within], kept[within]
@@ -327,11 +336,10 @@ class Sampler:
     def sigma_limit(self, logits: Logits) -> float:
         """Return the lowest logit that top-n-sigma keeps."""
         best = logits.max()
-        return float(
-            best
-            - self.sampling.top_n_sigma
-            * np.std(logits, where=logits > best - _OUT_OF_SIGHT, dtype=np.float64)
-        )
+        alive = logits[logits >= best - np.float32(_OUT_OF_SIGHT)].astype(np.float64)
+        alive -= total(alive) / len(alive)
+        variance = total(alive * alive) / len(alive)
+        return float(best) - self.sampling.top_n_sigma * math.sqrt(variance)
 
     def _n_needed(self, n_vocab: int) -> int:
         """Return how many of the best allowed tokens the filters and near ties may use."""
@@ -350,9 +358,12 @@ def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:
     Args:
         logits: The row, shape `(V,)`.
     """
+    best = logits.max()
+    if not np.isfinite(best):  # an option forbids the token with that logit
+        return TokenLogprob(token, math.nan, ())
     wide = logits.astype(np.float64)
-    wide -= wide.max()
-    wide -= np.log(np.exp(wide).sum())
+    wide -= best
+    wide -= log([total(exp(wide))])
     top = largest(logits, min(n_top, len(logits))) if n_top else np.zeros(0, dtype=np.int64)
     top = top[np.lexsort((top, -logits[top]))]
     lowest = np.finfo(np.float32).min
@@ -398,33 +409,40 @@ def _penalise(logits: Logits, history: Sequence[int], s: Sampling) -> Logits:
     return logits
 
 
-def _nucleus_superset(logits: Logits, best: np.floating, top_p: float) -> tuple[Ids, float]:
-    """Return ids that include the nucleus, and the mass of all tokens relative to the likeliest.
+def _nucleus_superset(relative: Floats, top_p: float) -> Ids:
+    """Return ids that include the nucleus, of logits relative to the best one.
 
     This avoids a sort of the whole vocabulary.
     """
-    relative = logits - best
-    np.exp(relative, out=relative)
-    total, least = float(relative.sum()), np.float32(2.0**-7)
+    masses, least = np.exp(relative), 2.0**-7
+    enough = top_p * float(masses.sum()) * (1 + CLEAR)
     while least > 1e-12:
-        ids = np.flatnonzero(relative >= least)
-        if relative[ids].sum() >= top_p * total:
-            return ids, total
+        ids = np.flatnonzero(masses >= least)
+        if masses[ids].sum() >= enough:
+            return ids
         least /= 64
-    return all_ids(len(logits)), total
+    return all_ids(len(relative))
 
 
 def _nucleus(
-    ids: Ids, kept: NDArray[np.float64], best: np.floating, total: float | None, top_p: float
-) -> tuple[Ids, NDArray[np.float64]]:
-    """Return the smallest set of likeliest tokens that reaches `top_p` of `total`.
+    ids: Ids, kept: Floats, best: np.floating, whole: Floats | None, top_p: float
+) -> tuple[Ids, Floats]:
+    """Return the smallest set of likeliest tokens that reaches a share of the mass.
 
-    Without `total` their own mass counts.
+    Args:
+        whole: All logits relative to the best one, whose mass counts; None for that of `kept`.
     """
     order = _descending(kept)
-    reached = np.cumsum(np.exp(kept[order] - best))
-    n = int(np.searchsorted(reached, top_p * (total or reached[-1]), side="left")) + 1
-    return ids[order[:n]], kept[order[:n]]
+    relative = kept[order] - best
+    for fixed in (False, True):
+        reached = np.cumsum(exp(relative) if fixed else np.exp(relative))
+        mass = float(reached[-1])
+        if whole is not None:
+            mass = total(exp(whole)) if fixed else float(np.exp(whole).sum())
+        n = int(np.searchsorted(reached, top_p * mass, side="left"))
+        if (np.abs(reached[max(0, n - 1) : n + 1] - top_p * mass) > CLEAR * mass).all():
+            break
+    return ids[order[: n + 1]], kept[order[: n + 1]]
 
 
 def _descending(values: NDArray[np.float64]) -> Ids:

@@ -72,9 +72,8 @@ def is_near_tie(
     if noise == 0:
         return False
     s, position, shaped = sampler.sampling, len(history), sampler.shaped(logits, history)
-    # Penalties scale the noise, and the standard deviation of top-n-sigma changes with it.
-    noise *= max(s.repeat_penalty, 1 / s.repeat_penalty) * (1 + s.top_n_sigma)
-    tighter = replace(sampler, sampling=_with_limits(s, -noise))
+    noise = scaled_noise(s, noise)
+    tighter = replace(sampler, sampling=limits_of(s, -noise))
     lower = shaped.copy()
     lower[token] -= noise
     if tighter.pick(tighter.survivors(lower, position), position) != token:
@@ -99,12 +98,21 @@ def is_near_tie(
         ):
             return True
         shaped = np.where(shaped >= limit - noise, shaped, np.float32(-np.inf))
-    kept = replace(sampler, sampling=_with_limits(s, noise)).survivors(shaped, position).logits
-    rivals = np.flatnonzero((shaped >= kept.min() - noise) & (shaped <= kept.max() + noise))
+    kept = replace(sampler, sampling=limits_of(s, noise)).survivors(shaped, position).logits
+    least, most = np.float64(kept.min()) - noise, np.float64(kept.max()) + noise
+    rivals = np.flatnonzero((shaped >= least) & (shaped <= most))
     return sampler.pick(Candidates(rivals, lower[rivals]), position) != token
 
 
-def _with_limits(s: Sampling, slack: float) -> Sampling:
+def scaled_noise(s: Sampling, noise: float) -> float:
+    """Return the noise behind the penalties, which scale it.
+
+    The standard deviation of top-n-sigma changes with it, too.
+    """
+    return noise * max(s.repeat_penalty, 1 / s.repeat_penalty) * (1 + s.top_n_sigma)
+
+
+def limits_of(s: Sampling, slack: float) -> Sampling:
     """Return the options with filter limits moved by the effect of logit changes of `slack`.
 
     A positive slack keeps more tokens, and a negative one keeps fewer. A positive slack also

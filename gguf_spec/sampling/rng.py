@@ -11,6 +11,8 @@ import numpy as np
 import numpy.random  # not later: a fork in between would leave it half imported
 from numpy.typing import NDArray
 
+from ..arrays import CLEAR, Floats, log
+
 _U32 = np.uint32
 # Largest number of ids whose noise is computed for all; of more ids, only for those that can win.
 _FEW = 2048
@@ -98,20 +100,27 @@ class SeededRng:
             else np.arange(len(ids))
         )
         scores = (logits[few].astype(np.float64) - logits.max()) / temperature
-        return int(few[np.argmax(scores + self.gumbel(ids[few], position))])
+        found = scores + self.gumbel(ids[few], position)
+        best = found.argmax()
+        if np.count_nonzero(found >= found[best] - CLEAR) > 1:
+            best = (scores + self.gumbel(ids[few], position, fixed=True)).argmax()
+        return int(few[best])
 
-    def gumbel(self, ids: NDArray[np.int64], position: int) -> NDArray[np.float64]:
+    def gumbel(self, ids: NDArray[np.int64], position: int, fixed: bool = False) -> Floats:
         """Return the noise of ids at one position, shape `(n,)`.
 
         The values are independent standard Gumbel numbers.
+
+        Args:
+            fixed: Use functions that have the same bits everywhere.
         """
         keys, short = self._keys(position), ids.astype(_U32)
         # 64 random bits give a uniform number above 0 that is fine near 0, where the noise is
         # largest.
-        uniform = (
-            _hash(short, keys[0], keys[1]) * 2.0**32 + _hash(short, keys[2], keys[3]) + 0.5
-        ) * 2.0**-64
-        return np.asarray(-np.log(-np.log1p(-np.minimum(uniform, 1 - 2.0**-53))))
+        bits = _hash(short, keys[0], keys[1]) * 2.0**32 + _hash(short, keys[2], keys[3])
+        uniform = np.asarray((bits + 0.5) * 2.0**-64, dtype=np.float64)
+        np.minimum(uniform, 1 - 2.0**-53, out=uniform)
+        return np.asarray(-log(_of_exponential(uniform)) if fixed else -np.log(-np.log1p(-uniform)))
 
     def coin(self, position: int) -> int:
         """Return 32 random bits of a position, independent of `pick`."""
@@ -221,13 +230,26 @@ class SeededRng:
         weight = max(np.exp((float(logits[i]) - logits.max()) / temperature), _LEAST_WEIGHT)
         return float(np.exp(-self.gumbel(ids[i : i + 1], position)[0]) * 2.0**32 / weight * _MARGIN)
 
+    def keys(self, first: int, n: int) -> bytes:
+        """Return the random numbers of `n` positions: what noise and coin are made of."""
+        return b"".join([self._digest(i) for i in range(first, first + n)])
+
     def _keys(self, position: int) -> NDArray[np.uint32]:
-        return np.frombuffer(
-            hashlib.blake2b(
-                position.to_bytes(8, "little"), key=self._seed, digest_size=20
-            ).digest(),
-            "<u4",
-        )
+        return np.frombuffer(self._digest(position), "<u4")
+
+    def _digest(self, position: int) -> bytes:
+        return hashlib.blake2b(
+            position.to_bytes(8, "little"), key=self._seed, digest_size=20
+        ).digest()
+
+
+def _of_exponential(uniform: Floats) -> Floats:
+    """Return -log(1 - u) of uniform numbers u, as exact as u near 0."""
+    rest = 1 - uniform
+    rounded = 1 - rest
+    tiny = rounded == 0
+    rounded[tiny] = rest[tiny] = 0.5
+    return np.where(tiny, uniform, -log(rest) * (uniform / rounded))
 
 
 def _above(logits: NDArray[np.floating], distance: float) -> NDArray[np.intp]:

@@ -19,12 +19,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..arrays import Logits
 from ..passes import LanguageModel
 from ..results import TokenLogprob
 from ..sampling.chain import Sampler
 from .acceptance import Accept, Rows, coupled
 from .drafters import Drafter
 from .prefix import read_on, retain_prefix
+
+Choice = tuple[list[int], list[int], list[TokenLogprob]]
+"""Tokens of a round, indices of those that are near ties, and log-probabilities if asked for."""
+Choose = Callable[[Logits, Sequence[int], Sequence[int], bool], Choice]
+"""(rows, text, draft, whether near ties are looked for) -> the choice by the rule `coupled`."""
 
 
 class RoundRule(NamedTuple):
@@ -37,12 +43,14 @@ class RoundRule(NamedTuple):
         strict: Decide a near tie again from a pass over one token.
         wide_past: The cache holds tokens from passes over several tokens, which plain decoding does
             not make.
+        choose: Chooses as `accept` and the sampler do, in one step; None if they do.
     """
 
     accept: Accept = coupled
     noise: float = 0.0
     strict: bool = False
     wide_past: bool = False
+    choose: Choose | None = None
 
     def noise_of(self, n_tokens: int) -> float:
         """Return the noise of a pass, in logits; 0 where plain decoding makes the same pass."""
@@ -90,11 +98,14 @@ def run_round(
     draft = drafter.draft(tokens, k)
     pending = [*tokens[target.n_past :], *draft.tokens]
     rows = Rows(target.logits(pending, len(draft.tokens) + 1), tokens, draft.tokens, sampler)
-    new = rule.accept(draft, rows)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
-    near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
-    named = [] if sampler.sampling.logprobs is None else new
-    logprobs = [rows.logprob(i, token) for i, token in enumerate(named)]
+    if rule.choose:
+        new, near_ties, logprobs = rule.choose(rows.logits, tokens, draft.tokens, noise > 0)
+    else:
+        new = rule.accept(draft, rows)
+        near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
+        named = [] if sampler.sampling.logprobs is None else new
+        logprobs = [rows.logprob(i, token) for i, token in enumerate(named)]
     drafter.learn(new, rows.logits)
     again = rule.strict and wide and bool(near_ties)
     if again:

@@ -45,6 +45,8 @@ class TextStream:
         """Return the text that is final after `text`, which follows all pieces so far."""
         if self.stopped:
             return ""
+        if not self._stop:
+            return text
         self._held += text
         found = [(at + len(s), at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
@@ -98,7 +100,8 @@ class PartStream:
         piece = self._model.piece(token) if name is None else name.encode()
         text, before = self.answer.decoder.decode(piece), self._state
         if self._format is None or before is None:
-            return self._stopped([Part("text", text)])
+            text = self.answer.add(text)
+            return [Part("text", text)] if text else []
         self._state, parts = self._format.syntax.read(before, text)
         self.n_reasoning += before.is_reasoning or self._state.is_reasoning
         return self._stopped(parts)

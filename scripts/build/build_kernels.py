@@ -1,4 +1,4 @@
-"""Compile gguf_spec/kernels/ into one library: entry.cpp once, products.cpp and attention.cpp once for each instruction set, tiles.cpp for AMX.
+"""Compile gguf_spec/kernels/ into one library: entry.cpp once, products.cpp, attention.cpp and sampling.cpp once for each instruction set, tiles.cpp for AMX.
 
     python scripts/build/build_kernels.py [--sets best | here | all] [FOLDER]
 
@@ -33,6 +33,8 @@ SETS = {
     "avxvnni": ([*AVX2, "-mavxvnni"], ["avx_vnni"]),
     "avx2": (AVX2, ["avx2", "fma", "f16c"]),
 }
+# Options of a single file. Comparisons may not raise exceptions (nobody looks): otherwise GCC leaves branches in its loops.
+OF_FILE = {"sampling": ["-fno-trapping-math"]}
 # Sums are added as written: no contraction to fused operations but the explicit ones, so that bits do not depend on the compiler.
 FLAGS = [
     "-std=c++17",
@@ -103,7 +105,7 @@ def build(
         flags = [*flags, f"-ffile-prefix-map={sources}=."]
         for name in sets(which):
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
-            parts = ("attention", "products") if name != "amx" else ("tiles",)
+            parts = ("attention", "products", "sampling") if name != "amx" else ("tiles",)
             if name == "amx" and not knows_tiles(compiler):
                 print("The compiler does not know AMX: products without tiles.", file=sys.stderr)
                 continue
@@ -119,6 +121,7 @@ def build(
                     *FLAGS,
                     *flags,
                     *options,
+                    *OF_FILE.get(source, ()),
                     "-c",
                     f"{sources / source}.cpp",
                     "-o",

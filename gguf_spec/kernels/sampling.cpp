@@ -1,0 +1,431 @@
+// The sampler, see sampling.h. Each step is that of gguf_spec/sampling (chain.py, rng.py, near_ties.py) and of arrays.py, in the same
+// order and with the same rounding: a seed gives the same text with and without this library. Loops that look at a whole vocabulary are
+// plain, in blocks, for the compiler to vectorise; it may not contract or reorder operations (build_kernels.py).
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "sampling.h"
+
+namespace ISA {
+namespace {
+
+constexpr int BLOCK = 64;          // values of a block, and sums side by side
+constexpr double CLEAR = 1e-9;     // as in arrays.py
+constexpr double LOWEST = -708;
+constexpr double LOG2_E = 1.4426950408889634, LN2[] = {6.93147180369123816490e-01, 1.90821492927058770002e-10};
+constexpr double ROUNDS = 6755399441055744; // 1.5 * 2^52: behind an addition of it the low bits are the nearest integer
+constexpr double OUT_OF_SIGHT = 1e4;
+constexpr int FEW = 256;           // of more candidates, the noise is computed only where it can win
+constexpr float INF = __builtin_inff();
+
+template <class To, class From> inline To bits_of(From x) {
+    To y;
+    static_assert(sizeof(x) == sizeof(y), "");
+    memcpy(&y, &x, sizeof(y));
+    return y;
+}
+
+inline double exp_of(double x) {
+    double rest = x > LOWEST ? x : LOWEST;
+    const double shifted = rest * LOG2_E + ROUNDS, n = shifted - ROUNDS;
+    rest -= n * LN2[0];
+    rest -= n * LN2[1];
+    double power = rest * (1 / 6227020800.) + 1 / 479001600.; // written out: the loops around a loop are not vectorised
+    power = power * rest + 1 / 39916800.;
+    power = power * rest + 1 / 3628800.;
+    power = power * rest + 1 / 362880.;
+    power = power * rest + 1 / 40320.;
+    power = power * rest + 1 / 5040.;
+    power = power * rest + 1 / 720.;
+    power = power * rest + 1 / 120.;
+    power = power * rest + 1 / 24.;
+    power = power * rest + 1 / 6.;
+    power = power * rest + 1 / 2.;
+    power = power * rest + 1;
+    power = power * rest + 1;
+    power *= bits_of<double>((bits_of<uint64_t>(shifted) + 1023) << 52);
+    return power * (double) (x >= LOWEST);
+}
+
+inline double log_of(double x) {
+    constexpr double terms[] = {6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01};
+    constexpr uint64_t sqrt_half = (uint64_t) 0x3FE6A09E << 32;
+    uint64_t bits = bits_of<uint64_t>(x) + ((uint64_t) (0x3FF00000 - 0x3FE6A09E) << 32);
+    const double n = (double) (int) ((int) (bits >> 52) - 1023);
+    bits = (bits & (((uint64_t) 1 << 52) - 1)) + sqrt_half;
+    const double f = bits_of<double>(bits) - 1, s = f / (f + 2), z = s * s;
+    double series = z * terms[6];
+    for (int i = 5; i >= 0; i--) series = (series + terms[i]) * z;
+    const double half = f * f * 0.5;
+    return n * LN2[0] - ((half - (s * (half + series) + n * LN2[1])) - f);
+}
+
+// The sum of values in a fixed order: in lanes, then these and the rest one after the other.
+template <class Value> inline double total(int64_t n, Value value) {
+    double lanes[BLOCK], sum = 0;
+    const int64_t whole = n - n % BLOCK;
+    if (whole) {
+        for (int j = 0; j < BLOCK; j++) lanes[j] = value(j);
+        for (int64_t i = BLOCK; i < whole; i += BLOCK)
+            for (int j = 0; j < BLOCK; j++) lanes[j] += value(i + j);
+        sum = lanes[0];
+        for (int j = 1; j < BLOCK; j++) sum += lanes[j];
+    }
+    for (int64_t i = whole; i < n; i++) sum = i ? sum + value(i) : value(i);
+    return sum;
+}
+
+// Call `found` with the index of each value that is at least `least`, ascending; it may raise `least`.
+template <class Value, class Limit, class Found> inline void search(int64_t n, const Value value, const Limit & least, Found found) {
+    int64_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        const Limit now = least;
+        int any = 0;
+        for (int j = 0; j < BLOCK; j++) any |= value(i + j) >= now;
+        if (any)
+            for (int j = 0; j < BLOCK; j++)
+                if (value(i + j) >= now) found(i + j);
+    }
+    for (; i < n; i++)
+        if (value(i) >= least) found(i);
+}
+
+// The largest of a row; false where it is not finite.
+bool best_of(const float * x, int64_t n, float & best) {
+    float lanes[BLOCK];
+    int bad = 0;
+    for (float & lane : lanes) lane = -INF;
+    int64_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK)
+        for (int j = 0; j < BLOCK; j++) {
+            const float one = x[i + j];
+            lanes[j] = one > lanes[j] ? one : lanes[j];
+            bad |= !(one < INF);
+        }
+    for (; i < n; i++) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0], bad |= !(x[i] < INF);
+    best = -INF;
+    for (float lane : lanes) best = lane > best ? lane : best;
+    return !bad && best > -INF;
+}
+
+int64_t first_of(const float * x, int64_t n, float best) {
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        const int m = (int) std::min<int64_t>(BLOCK, n - i);
+        int any = 0;
+        for (int j = 0; j < m; j++) any |= x[i + j] == best;
+        if (any)
+            for (int j = 0; j < m; j++)
+                if (x[i + j] == best) return i + j;
+    }
+    return 0;
+}
+
+// Candidates in the order of their keys: by descending logit, and of equal ones by ascending id.
+inline uint64_t key_of(float x, uint32_t id) {
+    uint32_t bits = bits_of<uint32_t>(0.0f - x);
+    bits ^= bits >> 31 ? 0xFFFFFFFFu : 0x80000000u;
+    return (uint64_t) bits << 32 | id;
+}
+
+// What is left of a row behind its filters.
+struct Left {
+    int64_t n;
+    const int32_t * ids; // null: the whole row
+    float floor;         // of a whole row, logits below it are out
+};
+
+// A row, and what is needed to filter it and to draw from it.
+struct Row {
+    const Chain & chain;
+    float * x;
+    int64_t n;
+    const uint32_t * keys;
+    // work memory
+    double * masses;
+    uint64_t * order;
+    int32_t * ids;
+    int32_t * counts;
+    int32_t * changed;
+    float * before;
+    int64_t n_changed;
+
+    Row(const Rows & rows, int i) : chain(*rows.chain), x(rows.logits + i * rows.n_vocab), n(rows.n_vocab), keys(rows.keys + 5 * i) {
+        masses = (double *) rows.work;
+        order = (uint64_t *) (masses + n);
+        ids = (int32_t *) (order + n);
+        counts = ids + n;
+        changed = counts + n;
+        before = (float *) (changed + 4 * n);
+        n_changed = 0;
+    }
+
+    // ---- bias, penalties, DRY, banned tokens
+
+    void change(int32_t id, float to) {
+        if (n_changed >= 4 * n) return;
+        changed[n_changed] = id, before[n_changed++] = x[id];
+        x[id] = to;
+    }
+    bool has(int32_t id) const { return id >= 0 && id < n; }
+    void restore() {
+        while (n_changed) n_changed--, x[changed[n_changed]] = before[n_changed];
+    }
+    void penalise(const Rows & rows, int n_draft) {
+        const int all = rows.n_history + n_draft;
+        const auto token = [&](int i) { return i < rows.n_history ? rows.history[i] : rows.draft[i - rows.n_history]; };
+        const int first = chain.last_n < 0 ? 0 : std::max(0, all - chain.last_n);
+        for (int i = first; i < all; i++)
+            if (has(token(i))) counts[token(i)]++;
+        for (int i = first; i < all; i++) {
+            const int32_t id = token(i);
+            if (!has(id) || !counts[id]) continue;
+            const float old = x[id], scaled = old > 0 ? old / chain.repeat : old * chain.repeat;
+            change(id, (float) ((double) scaled - (double) counts[id] * chain.frequency - chain.presence));
+            counts[id] = 0;
+        }
+    }
+    void shape(const Rows & rows, int i) {
+        for (int j = 0; j < chain.n_biases; j++)
+            if (has(chain.bias_ids[j])) change(chain.bias_ids[j], x[chain.bias_ids[j]] + chain.biases[j]);
+        if (chain.penalises) penalise(rows, i);
+        for (int j = 0; j < (i ? 0 : rows.n_dry); j++)
+            if (has(rows.dry_ids[j])) change(rows.dry_ids[j], (float) ((double) x[rows.dry_ids[j]] - rows.dry[j]));
+        for (int j = 0; j < chain.n_banned; j++)
+            if (has(chain.banned[j])) change(chain.banned[j], -INF);
+    }
+
+    // ---- filters
+
+    // Write the keys of the k largest, in order; k <= n.
+    int64_t largest(int64_t k) {
+        float least = -INF;
+        const int64_t n_chunks = std::max<int64_t>(4, (8 * k + BLOCK - 1) / BLOCK), chunk = n / BLOCK / n_chunks * BLOCK;
+        if (chunk >= 2 * BLOCK) {
+            // The k-th largest of many maxima is a lower bound of the k-th largest logit.
+            float * maxima = (float *) masses;
+            int64_t n_maxima = 0;
+            for (int64_t c = 0; c < n_chunks; c++, n_maxima += BLOCK) {
+                float lanes[BLOCK];
+                for (float & lane : lanes) lane = -INF;
+                for (int64_t i = c * chunk; i < (c + 1) * chunk; i += BLOCK)
+                    for (int j = 0; j < BLOCK; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+                memcpy(maxima + n_maxima, lanes, sizeof(lanes));
+            }
+            std::nth_element(maxima, maxima + n_maxima - k, maxima + n_maxima);
+            least = maxima[n_maxima - k];
+        }
+        int64_t m = 0;
+        search(n, [row = x](int64_t i) { return row[i]; }, least, [&](int64_t i) { order[m++] = key_of(x[i], (uint32_t) i); });
+        if (m > k) std::nth_element(order, order + k, order + m);
+        m = std::min(m, k);
+        std::sort(order, order + m);
+        return m;
+    }
+
+    float sigma_limit(float best) {
+        const float sight = best - (float) OUT_OF_SIGHT;
+        int64_t m = 0;
+        for (int64_t i = 0; i < n; i++)
+            if (x[i] >= sight) masses[m++] = (double) x[i];
+        const double mean = total(m, [&](int64_t i) { return masses[i]; }) / (double) m;
+        const double variance = total(m, [&](int64_t i) { return (masses[i] - mean) * (masses[i] - mean); }) / (double) m;
+        return (float) ((double) best - chain.sigma * std::sqrt(variance));
+    }
+
+    // Write the keys of all tokens of the nucleus of the whole row, and perhaps more, in order; return their number, and the row's mass.
+    int64_t nucleus_superset(float best, float floor, double top_p, double & mass) {
+        const double b = best;
+        for (int64_t i = 0; i < n; i++) masses[i] = exp_of((double) (x[i] >= floor ? x[i] : -INF) - b);
+        mass = total(n, [&](int64_t i) { return masses[i]; });
+        for (double least = 0.0078125; least > 1e-12; least /= 64) {
+            int64_t m = 0;
+            double sum = 0;
+            search(n, [all = masses](int64_t i) { return all[i]; }, least, [&](int64_t i) { order[m++] = key_of(x[i], (uint32_t) i), sum += masses[i]; });
+            if (sum >= top_p * mass * (1 + CLEAR)) return std::sort(order, order + m), m;
+        }
+        int64_t m = 0;
+        for (int64_t i = 0; i < n; i++)
+            if (x[i] >= floor && x[i] > -INF) order[m++] = key_of(x[i], (uint32_t) i);
+        return std::sort(order, order + m), m;
+    }
+
+    // Filter the shaped row, whose largest logit is finite.
+    Left filter(const Limits & limits, float best, bool with_sigma = true) {
+        const float floor = chain.sigma && with_sigma ? sigma_limit(best) : -INF;
+        const bool is_cut = chain.top_k > 0 && chain.top_k < n;
+        if (!is_cut && limits.top_p >= 1) {
+            if (limits.log_min_p == -INF && !(chain.sigma && with_sigma)) return {n, nullptr, floor};
+            const double least = (double) best + limits.log_min_p;
+            float limit = (float) least;
+            if ((double) limit < least) limit = std::nextafterf(limit, INF);
+            int64_t m = 0;
+            search(n, [row = x](int64_t i) { return row[i]; }, std::max(floor, limit), [&](int64_t i) { if (x[i] > -INF) ids[m++] = (int32_t) i; });
+            return {m, ids, floor};
+        }
+        double mass = 0;
+        int64_t m = is_cut ? largest(chain.top_k) : nucleus_superset(best, floor, limits.top_p, mass);
+        const auto at = [&](int64_t i) { return x[(uint32_t) order[i]]; };
+        while (m && !(at(m - 1) >= floor && at(m - 1) > -INF)) m--;
+        if (limits.top_p < 1) {
+            double reached = 0;
+            if (is_cut)
+                for (int64_t i = 0; i < m; i++) mass += exp_of((double) at(i) - (double) best);
+            int64_t i = 0;
+            while (i < m && (reached += exp_of((double) at(i) - (double) best)) < limits.top_p * mass) i++;
+            m = std::min(m, i + 1);
+        }
+        const double least = (double) best + limits.log_min_p;
+        while (m && (double) at(m - 1) < least) m--;
+        for (int64_t i = 0; i < m; i++) ids[i] = (int32_t) (uint32_t) order[i];
+        if (limits.top_p >= 1) std::sort(ids, ids + m);
+        return {m, ids, floor};
+    }
+
+    // ---- the draw
+
+    static inline uint32_t hash(uint32_t id, uint32_t a, uint32_t b) {
+        uint32_t h = id * 0x9E3779B9u;
+        h += a;
+        h ^= h >> 16;
+        h *= 0x21F0AAADu;
+        h += b;
+        h ^= h >> 15;
+        h *= 0xD35A2D97u;
+        h ^= h >> 15;
+        return h;
+    }
+    double gumbel(uint32_t id) const {
+        double u = ((double) hash(id, keys[0], keys[1]) * 4294967296.0 + (double) hash(id, keys[2], keys[3]) + 0.5) * 0x1p-64;
+        u = std::min(u, 1 - 0x1p-53);
+        const double rest = 1 - u, rounded = 1 - rest;
+        return -log_of(rounded == 0 ? u : -log_of(rest) * (u / rounded));
+    }
+
+    // Draw from the filtered row: the largest of score and noise.
+    int32_t draw(const Left & left) const {
+        const auto id_of = [&](int64_t i) { return left.ids ? left.ids[i] : (int32_t) i; };
+        if (left.n == 1) return id_of(0);
+        const float * const row = x;
+        const int32_t * const some = left.ids;
+        float top = -INF;
+        int64_t first = 0;
+        if (some) {
+            for (int64_t i = 0; i < left.n; i++)
+                if (row[some[i]] > top) top = row[some[i]], first = i;
+        } else {
+            best_of(row, left.n, top);
+            first = first_of(row, left.n, top);
+        }
+        const double t = chain.temperature;
+        const auto score = [&](int64_t i) { return ((double) row[id_of(i)] - (double) top) / t + gumbel((uint32_t) id_of(i)); };
+        double best = score(first);
+        int64_t at = first;
+        const auto compare = [&](int64_t i) {
+            const double one = score(i);
+            if (one > best || (one == best && i < at)) best = one, at = i;
+        };
+        if (left.n <= FEW) {
+            for (int64_t i = 0; i < left.n; i++) compare(i);
+            return id_of(at);
+        }
+        // An upper limit of score and noise, in powers of two: the noise is below -log(h / 2^32), and the bits of a float are below its logarithm.
+        const float scale = (float) (1.4426950408889634 / t);
+        const uint32_t a = keys[0], b = keys[1];
+        const auto limit = [=](int64_t id) {
+            const float h = (float) (int32_t) (hash((uint32_t) id, a, b) >> 1);
+            const float log2_h = (float) bits_of<int32_t>(h) * 0x1p-23f - 127;
+            return (row[id] - top) * scale + (31.05f - log2_h);
+        };
+        float least = (float) (best * LOG2_E);
+        const auto seen = [&](int64_t i) { compare(i), least = (float) (best * LOG2_E); };
+        if (some) search(left.n, [=](int64_t i) { return limit(some[i]); }, least, seen);
+        else search(left.n, [=](int64_t i) { return limit(i); }, least, seen);
+        return id_of(at);
+    }
+
+    int32_t choose(const Limits & limits, float best) {
+        return chain.is_greedy ? (int32_t) first_of(x, n, best) : draw(filter(limits, best));
+    }
+
+    // Whether changes of logits by the noise might prevent the choice of a token of the shaped row; see sampling/near_ties.py.
+    bool is_near_tie(int32_t token, float best) {
+        const float own = x[token];
+        float now;
+        change(token, own - (float) chain.noise);
+        bool is_near = !best_of(x, n, now) || choose(chain.tight, now) != token;
+        if (!is_near && !chain.is_greedy) {
+            x[token] = own;
+            const Left kept = filter(chain.loose, best, false);
+            float low = INF, high = -INF;
+            for (int64_t i = 0; i < kept.n; i++) {
+                const float one = x[kept.ids ? kept.ids[i] : i];
+                if (one > -INF || kept.ids) low = std::min(low, one), high = std::max(high, one);
+            }
+            const double least = (double) low - chain.noise, most = (double) high + chain.noise;
+            int64_t m = 0;
+            for (int64_t i = 0; i < n; i++)
+                if ((double) x[i] >= least && (double) x[i] <= most) ids[m++] = (int32_t) i;
+            x[token] = own - (float) chain.noise;
+            is_near = draw({m, ids, -INF}) != token;
+        }
+        return is_near;
+    }
+
+    // ---- log-probabilities of the row as the model gave it
+
+    void name(Rows & rows, int i, int32_t token) {
+        float best;
+        rows.n_named[i] = 0;
+        if (!best_of(x, n, best)) {
+            rows.logprobs[i] = __builtin_nan("");
+            return;
+        }
+        const float * const row = x;
+        const double b = best, of_all = log_of(total(n, [=](int64_t j) { return exp_of((double) row[j] - b); }));
+        const auto value = [&](int64_t id) { return ((double) row[id] - b) - of_all; };
+        rows.logprobs[i] = std::max(value(token), -(double) 3.4028234663852886e38);
+        const int64_t m = chain.n_top ? largest(std::min<int64_t>(chain.n_top, n)) : 0;
+        for (int64_t j = 0; j < m; j++) {
+            const int32_t id = (int32_t) (uint32_t) order[j];
+            if (!(row[id] > -INF)) break;
+            rows.named[i * chain.n_top + j] = id;
+            rows.named_logprobs[i * chain.n_top + j] = value(id);
+            rows.n_named[i]++;
+        }
+    }
+};
+
+void sample(Rows & rows) {
+    const Chain & chain = *rows.chain;
+    rows.n_tokens = 0;
+    for (int i = 0; i < rows.n_rows; i++) {
+        Row row(rows, i);
+        row.shape(rows, i);
+        float best;
+        if (!best_of(row.x, row.n, best)) {
+            row.restore();
+            rows.n_tokens = -1;
+            return;
+        }
+        const int32_t token = rows.tokens[i] = row.choose(chain.usual, best);
+        rows.near_ties[i] = rows.checks && row.is_near_tie(token, best);
+        row.restore();
+        if (chain.n_top >= 0) row.name(rows, i, token);
+        rows.n_tokens++;
+        if (i + 1 < rows.n_rows && token != rows.draft[i]) return;
+    }
+}
+
+void compute(int what, double * values, int64_t n) {
+    if (what == 2) values[0] = total(n, [=](int64_t i) { return values[i]; });
+    else
+        for (int64_t i = 0; i < n; i++) values[i] = what ? log_of(values[i]) : exp_of(values[i]);
+}
+
+} // namespace
+
+extern const Sampling sampling;
+const Sampling sampling = {sample, compute};
+
+} // namespace ISA

@@ -1,0 +1,176 @@
+"""The sampler of the kernels' library chooses as NumPy's rule does, bit for bit; so do its exp, its log and its sums."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_spec import arrays
+from gguf_spec.arrays import exp, log, total
+from gguf_spec.llama import own_kernels
+from gguf_spec.sampling import chain, native, rng
+from tests.support.sampled_rows import differences
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
+import _llama_wheel
+import build_kernels
+
+SMALL, LARGE = [1, 2, 9, 63, 70, 300, 700, 2049], [4096, 49_152, 152_064]
+# What entry.cpp does for one instruction set, without llama.cpp.
+ALONE = """
+#include "sampling.h"
+namespace alone { extern const Sampling sampling; }
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 56 * n_vocab; }
+EXPORT int gguf_spec_sample(Rows * const * rows, int n) { for (int i = 0; i < n; i++) alone::sampling.sample(*rows[i]); return 1; }
+EXPORT void gguf_spec_sampling_compute(int what, double * values, int64_t n) { alone::sampling.compute(what, values, n); }
+"""
+# Mistakes: a piece of sampling.cpp, and what stands there instead.
+BUGS = [
+    ("log_of(rounded == 0 ? u", "log_of(false ? u"),
+    ("power * rest + 1 / 39916800.;", "power * rest + 1 / 39916801.;"),
+    ("std::min(u, 1 - 0x1p-53)", "std::min(u, 1 - 0x1p-52)"),
+    ("h ^= h >> 16;", "h ^= h >> 17;"),
+    ("hash(id, keys[2], keys[3])", "hash(id, keys[2], keys[2])"),
+    ("if (one > best || (one == best && i < at))", "if (one > best + 1e-3)"),
+    ("* scale + (31.05f - log2_h)", "* scale + (29.0f - log2_h)"),
+    ("old > 0 ? old / chain.repeat", "old >= 1 ? old / chain.repeat"),
+    ("std::max(0, all - chain.last_n)", "std::max(0, all - chain.last_n + 1)"),
+    ("* chain.frequency - chain.presence", "* chain.frequency + chain.presence"),
+    ("if (has(chain.banned[j])) change", "if (j && has(chain.banned[j])) change"),
+    ("x[chain.bias_ids[j]] + chain.biases[j]", "x[chain.bias_ids[j]] + chain.biases[0]"),
+    ("- rows.dry[j]", "- rows.dry[0]"),
+    ("least = maxima[n_maxima - k];", "least = maxima[n_maxima - k / 2 - 1];"),
+    ("bits_of<uint32_t>(0.0f - x)", "bits_of<uint32_t>(-x)"),
+    ("x[i] >= sight", "x[i] > best - 1"),
+    ("< limits.top_p * mass) i++;", "<= limits.top_p * mass) i++;"),
+    ("m = std::min(m, i + 1);", "m = std::min(m, i);"),
+    ("std::nextafterf(limit, INF)", "limit"),
+    ("(double) at(m - 1) < least", "(double) at(m - 1) <= least"),
+    ("std::max(floor, limit)", "limit"),
+    ("choose(chain.tight, now)", "choose(chain.usual, now)"),
+    ("filter(chain.loose, best, false)", "filter(chain.usual, best, false)"),
+    ("(double) high + chain.noise", "(double) high"),
+    ("own - (float) chain.noise);", "own);"),
+    ("-(double) 3.4028234663852886e38", "-1e300"),
+    ("largest(std::min<int64_t>(chain.n_top, n))", "largest(std::min<int64_t>(1, n))"),
+    ("if (!(row[id] > -INF)) break;", ""),
+    ("token != rows.draft[i]) return;", "token == rows.draft[i]) return;"),
+    ("row.restore();\n        if (chain.n_top >= 0)", "if (chain.n_top >= 0)"),
+    ("for (int j = 1; j < BLOCK; j++) sum += lanes[j];", "for (int j = BLOCK - 1; j; j--) sum += lanes[j];"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library():
+    if not own_kernels.start().name:
+        pytest.skip(own_kernels.in_use().reason)
+    return native.functions(own_kernels.library())
+
+
+@pytest.fixture
+def always_fixed(monkeypatch):
+    """Use the arithmetic with fixed bits for each choice, not only for those that are not clear."""
+    for module in (arrays, chain, rng):
+        monkeypatch.setattr(module, "CLEAR", np.inf)
+
+
+def compute(library, what, values):
+    found = np.array(values, dtype=np.float64)
+    library.compute(what, found.ctypes.data, len(found))
+    return found
+
+
+def test_exp_log_and_sums_have_the_same_bits(library):
+    random = np.random.default_rng(1)
+    down = np.concatenate(
+        [-random.exponential(50, 20_011), [0.0, -0.0, -708.0, -708.1, -1e300, -np.inf]]
+    )
+    assert compute(library, 0, down).tobytes() == exp(down).tobytes()
+    up = np.concatenate([np.exp(15 * random.normal(size=20_011)), [1.0, 0.5, 2.0**-64, 1e300]])
+    assert compute(library, 1, up).tobytes() == log(up).tobytes()
+    for n in (1, 2, 63, 64, 65, 128, 1000, 49_152):
+        values = random.normal(size=n)
+        assert compute(library, 2, values)[0] == total(values)
+
+
+def test_exp_and_log_are_those_of_numpy_up_to_one_bit():
+    random = np.random.default_rng(2)
+    down, up = -random.exponential(50, 20_000), np.exp(15 * random.normal(size=20_000))
+    assert exp(down) == pytest.approx(np.exp(down), rel=3e-16, abs=1e-300)
+    assert log(up) == pytest.approx(np.log(up), rel=3e-16)
+    assert exp([0.0, -np.inf, -1e9]).tolist() == [1, 0, 0]
+    assert total(np.ones(0)) == 0
+
+
+@pytest.mark.parametrize(("sizes", "n"), [(SMALL, 600), (LARGE, 12)], ids=["small", "large"])
+def test_choices_are_those_of_the_rule(library, sizes, n):
+    n_rows, found = differences(library, 1, n, sizes)
+    assert n_rows > n
+    assert not found, found[0]
+
+
+def test_choices_are_those_of_the_rule_with_fixed_bits(library, always_fixed):
+    assert not differences(library, 2, 300, SMALL)[1]
+
+
+@pytest.mark.slow
+def test_a_million_rows(library):
+    n_rows = 0
+    for seed in range(100):
+        for n, sizes in ((3400, SMALL), (20, LARGE)):
+            more, found = differences(library, 100 + seed, n, sizes)
+            n_rows += more
+            assert not found, found[0]
+    assert n_rows > 1_000_000
+
+
+# ---- without llama.cpp: the source compiled alone
+
+
+def compiled(folder, sources=build_kernels.SOURCES, flags=()):
+    """Compile the sampler alone, for any processor; return its functions."""
+    (folder / "alone.cpp").write_text(ALONE)
+    flags = [*build_kernels.FLAGS, *build_kernels.OF_FILE["sampling"], *flags, "-DISA=alone"]
+    files = [str(sources / "sampling.cpp"), str(folder / "alone.cpp"), f"-I{sources}"]
+    command = [*_llama_wheel.compiler_command("CXX"), *flags, "-shared", *files]
+    subprocess.run([*command, "-o", str(folder / "alone.so")], check=True)
+    return native.Library(ctypes.CDLL(str(folder / "alone.so")))
+
+
+@pytest.fixture
+def compiler():
+    if sys.platform == "win32" or not shutil.which(_llama_wheel.compiler_command("CXX")[0]):
+        pytest.skip("there is no compiler")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("compiler")
+def test_other_instructions_give_the_same_bits(tmp_path):
+    """Without vectors of the processor's best kind: what a compiler for another processor makes of the source."""
+    library = compiled(tmp_path)
+    assert not differences(library, 3, 400, SMALL)[1]
+    assert not differences(library, 3, 6, LARGE)[1]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug[0])
+def test_the_source_has_the_place_of_a_bug(bug):
+    text = (build_kernels.SOURCES / "sampling.cpp").read_text(encoding="utf-8")
+    assert text.count(bug[0]) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler", "always_fixed")
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug[0])
+def test_a_bug_is_noticed(bug, tmp_path):
+    sources = Path(shutil.copytree(build_kernels.SOURCES, tmp_path / "kernels"))
+    text = (sources / "sampling.cpp").read_text(encoding="utf-8")
+    (sources / "sampling.cpp").write_text(text.replace(*bug, 1), encoding="utf-8")
+    library = compiled(tmp_path, sources, ["-O1"])
+    found = differences(library, 1, 3000, SMALL)[1] or differences(library, 1, 60, LARGE)[1]
+    found = found or compute(library, 0, [-1.0]) != exp([-1.0])
+    assert found

@@ -1,0 +1,133 @@
+"""Random rows and options, and what NumPy's rule and the library's sampler choose: they must agree in each bit."""
+
+import struct
+
+import numpy as np
+
+from gguf_spec.errors import NoTokenLeftError
+from gguf_spec.options import Sampling
+from gguf_spec.sampling.chain import Filters, Sampler, logprob
+from gguf_spec.sampling.native import NativeSampler, is_possible
+from gguf_spec.sampling.near_ties import is_near_tie
+from gguf_spec.sampling.rng import SeededRng
+
+KINDS = ("bell", "peaks", "sharp", "open", "ties", "flat", "huge", "tiny", "bad")
+OPTIONS = {
+    "temperature": (0.0, 0.8, 0.8, 1e-30, 0.01, 1.5, 1e6),
+    "top_k": (40, 40, 0, 0, 1, 2, 7, 300, 10**6),
+    "top_p": (0.95, 1.0, 1e-6, 0.5, 0.999, 1 - 1e-9),
+    "min_p": (0.0, 0.0, 1e-9, 0.05, 0.3, 1.0),
+    "top_n_sigma": (0.0, 0.0, 0.0, 0.5, 2.0),
+    "repeat_penalty": (1.0, 1.0, 0.5, 1.3),
+    "frequency_penalty": (0.0, 0.0, 0.3, -0.2),
+    "presence_penalty": (0.0, 0.0, -1.0, 0.7),
+    "penalty_last_n": (64, 64, -1, 0, 5),
+    "logprobs": (None, None, 0, 1, 20),
+    "ignore_eos": (False, False, True),
+}
+
+
+def make_rows(rng, n_rows, n_vocab):
+    """Rows of one kind."""
+    kind = rng.choice(KINDS)
+    rows = rng.normal(size=(n_rows, n_vocab)) * rng.choice([0.5, 2.5, 4.0])
+    for row in rows:
+        few = rng.choice(n_vocab, max(n_vocab // 50, 1), replace=False)
+        if kind in ("peaks", "sharp"):
+            row[few] += rng.exponential(5.0, size=len(few)) + 4
+        if kind == "sharp":
+            row[few[0]] = row.max() + 12
+        if kind == "open":
+            row[few] = row.max() + 6 - np.log(np.arange(1, len(few) + 1))
+        if kind == "ties":
+            row[:] = np.round(row)
+        if kind == "flat":
+            row[:] = 0.0
+            row[few] = -0.0
+        if kind in ("huge", "tiny"):
+            row[:] *= rng.choice([1e5, 1e36]) if kind == "huge" else 1e-41
+        if kind == "bad":
+            row[few] = rng.choice([np.nan, np.inf, -np.inf, 0.0])
+        if rng.random() < 0.2:
+            row[rng.random(n_vocab) < rng.choice([0.3, 0.98])] = -np.inf
+    return rows.astype(np.float32)
+
+
+def make_sampler(rng, n_vocab):
+    options = {name: values[rng.integers(len(values))] for name, values in OPTIONS.items()}
+    some = [int(i) for i in rng.integers(0, n_vocab + 2, size=3)]
+    if rng.random() < 0.3:
+        options["logit_bias"] = dict(zip(some, (9.0, -3.5, float("-inf")), strict=True))
+    dry = None
+    if rng.random() < 0.1:
+        found = np.array(sorted({*some}), dtype=np.int64)
+        dry = lambda history: (found, 0.1 * len(history) + np.arange(len(found)))  # noqa: E731
+    ends = np.array(some[:2], dtype=np.int64)
+    filters = Filters(dry=dry, ends=ends, penalise_from=int(rng.choice([0, 0, 3])))
+    return Sampler(Sampling(**options), SeededRng(int(rng.integers(2**63))), filters)
+
+
+def by_rule(sampler, rows, history, draft, noise):
+    """Tokens, near ties and log-probabilities by NumPy's rule; None if a row has no token."""
+    tokens, near, named = [], [], []
+    try:
+        for i, row in enumerate(rows):
+            past = [*history, *draft[:i]]
+            tokens.append(sampler.token(row, past))
+            near += [i] if is_near_tie(sampler, row, past, tokens[i], noise) else []
+            if sampler.sampling.logprobs is not None:
+                named.append(logprob(row, tokens[i], sampler.sampling.logprobs))
+            if i < len(draft) and tokens[i] != draft[i]:
+                break
+    except NoTokenLeftError:
+        return None
+    return tokens, near, [bits_of(one) for one in named]
+
+
+def bits_of(one):
+    return (
+        one.token,
+        struct.pack("d", one.logprob),
+        [(id_, struct.pack("d", value)) for id_, value in one.top],
+    )
+
+
+def by_library(library, sampler, rows, history, draft, noise):
+    try:
+        found = NativeSampler(library, sampler, noise).choose(rows, history, draft, noise > 0)
+    except NoTokenLeftError:
+        return None
+    return found.tokens, found.near_ties, [bits_of(one) for one in found.logprobs]
+
+
+def differences(library, seed, n_cases, sizes):
+    """Compare many rounds; return how many rows were compared, and the first rounds that differ, in words."""
+    rng, n_compared, found = np.random.default_rng(seed), 0, []
+    for case in range(n_cases):
+        n_vocab, n_rows = int(rng.choice(sizes)), int(rng.integers(1, 6))
+        sampler, noise = make_sampler(rng, n_vocab), float(rng.choice([0.0, 0.02, 0.5]))
+        if not is_possible(sampler, noise):
+            noise = 0.0
+        rows = make_rows(rng, n_rows, n_vocab)
+        history = [
+            int(i) for i in rng.integers(0, n_vocab + 1, size=rng.integers(3, 90))
+        ]  # a prompt that penalties leave out is before it
+        with np.errstate(all="ignore"):
+            draft = []
+            for i in range(n_rows - 1):  # right, but for one in ten
+                one = by_rule(sampler, rows[i : i + 1], [*history, *draft], [], 0.0)
+                right = one is not None and rng.random() < 0.9
+                draft.append(one[0][0] if right else int(rng.integers(n_vocab)))
+            wanted = by_rule(sampler, rows, history, draft, noise)
+        before = rows.tobytes()
+        got = by_library(library, sampler, rows, history, draft, noise)
+        n_compared += n_rows
+        if rows.tobytes() != before:
+            found.append(f"case {case}: the rows are changed")
+        if repr(got) != repr(wanted):
+            found.append(
+                f"case {case}, V = {n_vocab}: {got} is not {wanted}; {sampler.sampling}, noise {noise}"
+            )
+        if len(found) > 3:
+            break
+    return n_compared, found
