@@ -60,6 +60,13 @@ _PACE_STEP = 0.1
 # Limit of a small error, as a natural logarithm. A larger error is a wrong entry if it occurs twice
 # in a row, and otherwise the effect of another program.
 _OUTLIER = 0.4
+# Number of passes within which a large error of a single token shows that other errors like it are
+# of the machine.
+_NEAR = 5
+# Passes over single tokens after which entries that were not used meanwhile are moved back towards
+# the measurement, and the share of a correction, as a logarithm, that is left. Each further
+# correction upward makes it four times as many, up to a limit, and one that is undone takes that back.
+_FADE_EVERY, _FADED, _MOST_PATIENCE = 32, 0.8, 1024
 # Largest difference of two corrections with a common cause (the machine), as a natural logarithm.
 _SAME_JUMP = 0.5
 # Number of passes within which the corrections of two widths are compared.
@@ -109,6 +116,19 @@ class Pace:
         self._n_passes += 1
         self.factor *= math.exp(_PACE_STEP * error)
 
+    def led(self, size: float) -> None:
+        """Apply a correction of the width that leads, and undo those with the same cause."""
+        self.factor *= math.exp(size)
+        alike = [one for one in self._jumps if abs(one[-1] - size) < _SAME_JUMP]
+        self._jumps = [one for one in self._jumps if one not in alike]
+        for at, costs, width, earlier in alike:
+            if self._n_passes - at < _JUMP_MEMORY:
+                costs.undo(width, earlier)
+
+    def forget(self, costs: CostModel, n: int) -> None:
+        """Forget the corrections of an entry, which were undone."""
+        self._jumps = [one for one in self._jumps if one[1] is not costs or one[2] != n]
+
     def jumped(self, costs: CostModel, n: int, size: float) -> None:
         """Move a correction to the machine speed if an unrelated entry had a similar one just now.
 
@@ -150,6 +170,7 @@ class CostModel:
         pace: Pace,
         guesses_depth: bool = False,
         trusted: bool = True,
+        leads: bool = False,
     ) -> None:
         """Make the table from a measurement.
 
@@ -162,6 +183,8 @@ class CostModel:
                 pass corrected.
             trusted: The measurement is right: an error is that of the machine. Otherwise the first
                 errors of an entry are its own.
+            leads: Single tokens show the speed of the machine, as most passes are over one token:
+                while other programs run, all widths take longer, and not that of the moment alone.
         """
         measured = repaired(measured)
         self.base: list[float] = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
@@ -183,7 +206,16 @@ class CostModel:
         self._n_corrected = 0
         # Widths that the next rounds decode, in tokens.
         self._to_check: list[int] = []
-        self.n_checks, self._is_trusted = 0, trusted
+        self.n_checks, self._is_trusted, self._leads = 0, trusted, leads and trusted
+        # The table as measured; passes over single tokens: their number, that when each width was
+        # used last, that of the last time that entries faded, and how many there are between two.
+        self._measured, self._n_single = [*self.base], 0
+        self._used_at = [0] * (n_most + 1)
+        self._faded_at, self._patience = 0, _FADE_EVERY
+        # Number of passes; that of the last large error of a single token, and the error; that of
+        # the last correction of another width, the width and the size.
+        self._n_learned, self._single = 0, (-_NEAR, 0.0)
+        self._other = (-_NEAR, 0, 0.0)
         self._has_read = False
         # Last log error of each width; the last index stands for all wider passes.
         self._last_errors = [0.0] * (n_most + 2)
@@ -256,6 +288,14 @@ class CostModel:
             return
         error = math.log(max(seconds, 1e-9) / self.seconds(n, n_past))
         in_table = n < len(self.base)
+        self._n_learned += 1
+        if n == 1 and self._leads and abs(error) > _OUTLIER:
+            self._single = self._n_learned, error
+            at, width, jump = self._other
+            if jump * error > 0 and self._n_learned - at < _NEAR:
+                self._pace.forget(self, width)
+                self.undo(width, jump)
+                self._other = -_NEAR, 0, 0.0
         if in_table:
             self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
         size = self._twice(min(n, len(self.base)), error)
@@ -278,9 +318,14 @@ class CostModel:
             step = math.exp(_TABLE_STEP * (1 - by_depth) * clipped)
             if self._shows_machine(n, _CONFIRMED):
                 self._pace.learn((1 - by_depth) * clipped)
+        if n == 1 and self._leads:
+            self._n_single += 1
+            if self._n_single - self._faded_at >= self._patience:
+                self._fade()
         if in_table:
             self.base[n] *= step
             self._n_passes[n] += 1
+            self._used_at[n] = self._n_single
             if self._n_passes[n] == _CONFIRMED:
                 self._anchors.add(n)
         else:
@@ -372,7 +417,16 @@ class CostModel:
             self._set_depth(n, rest / n_past)
             return
         log_base = math.log(max((math.exp(size) * whole - attention) / (whole - attention), 0.05))
+        if n == 1 and self._leads:
+            self._pace.led(log_base)
+            return
+        at, single = self._single
+        if self._leads and single * log_base > 0 and self._n_learned - at < _NEAR:
+            return
         self._shift(self.base, n, log_base)
+        self._other = self._n_learned, n, log_base
+        if log_base > 0:
+            self._patience = min(_MOST_PATIENCE, 4 * self._patience)
         self._n_corrected += 1
         if self._n_corrected == _CONTRADICTED:
             self._anchors = {width for width in self._anchors if self._n_passes[width]}
@@ -380,6 +434,19 @@ class CostModel:
             self._pace.jumped(self, n, log_base)
         if self._n_corrected == _REFUTED:
             self.check()
+
+    def _fade(self) -> None:
+        """Let entries that were corrected upward and not used since follow the measurement again.
+
+        Another program makes single passes take longer, which is learned twice in a row by chance.
+        A width that seems expensive has no passes, and would seem so for ever.
+        """
+        pace = self.base[1] / self._measured[1]
+        for n in range(2, len(self.base)):
+            usual = pace * self._measured[n]
+            if self.base[n] > usual and self._used_at[n] <= self._faded_at:
+                self.base[n] = usual * (self.base[n] / usual) ** _FADED
+        self._faded_at = self._n_single
 
     def _shows_machine(self, n: int, n_passes: int) -> bool:
         """Return whether an error of a pass may be that of the machine, and not of the entry."""
@@ -432,6 +499,8 @@ class CostModel:
 
     def undo(self, n: int, size: float) -> None:
         self._shift(self.base, n, -size)
+        if size > 0:
+            self._patience = max(_FADE_EVERY, self._patience // 4)
         self.set_caps()
 
     def set_caps(self) -> None:

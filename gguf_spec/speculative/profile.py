@@ -183,7 +183,7 @@ class Profile:
         `drawn` is for acceptance rules that need the draft's distribution.
         """
         n, pace, (guess, draft_guess) = K_MAX + 1, Pace(), self.guesses_depth
-        target = CostModel(self.target, self.target_depth, n, pace, guess)
+        target = CostModel(self.target, self.target_depth, n, pace, guess, leads=True)
         if not self.checked:
             target.check()
         draft = None

@@ -1,6 +1,8 @@
 """Costs of passes: a table, interpolation between its widths, and its correction by measurements."""
 
 import math
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from gguf_spec.speculative.cost_model import (
     interpolate_depth,
     repaired,
 )
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 STAIRS = {1: 40.0, 2: 78.0, 3: 82.0, 4: 87.0, 8: 110.0, 16: 192.0, 33: 324.0}
 tables = st.dictionaries(st.integers(2, 40), st.floats(0.001, 100.0), max_size=8).map(
@@ -348,3 +351,20 @@ def test_entries_that_were_never_used_cost_no_more_than_those_that_were_allow():
     assert [costs.seconds(n, 0) for n in (2, 4, 8)] == pytest.approx([80.0, 160.0, 320.0], rel=0.01)
     assert costs.hopeful_s(4, 1, 0) == [pytest.approx(40.0)]
     assert costs.hopeful_s(1, 1, 0) == costs.passes_s(1, 1, 0)
+
+
+@pytest.mark.parametrize("length", [3, 8, 20])
+def test_what_took_long_while_other_programs_ran_is_tried_again(length):
+    """As a controller does, which decodes two tokens only where that seems to pay: what is not decoded is not corrected."""
+    usual = {1: 0.040, 2: 0.044, 4: 0.050, 8: 0.070, 16: 0.140}
+    costs = replace(DEFAULT_PROFILE, target=usual, draft={}).experiences()["greedy"].target
+    rng = random.Random(length)
+    for _ in range(20):
+        for i in range(length + 150):
+            pays = costs.seconds(2, 0) < 1.3 * costs.seconds(1, 0)
+            n = 2 if pays and rng.random() < 0.5 else 1
+            costs.learn(n, 0, usual[n] * (3 if i < length else 1) * rng.uniform(0.97, 1.03))
+    for _ in range(100):
+        costs.learn(1, 0, usual[1])
+    assert costs.seconds(1, 0) == pytest.approx(usual[1], rel=0.1)
+    assert costs.seconds(2, 0) < 1.25 * costs.seconds(1, 0)
