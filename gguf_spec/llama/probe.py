@@ -23,7 +23,7 @@ from .library import gpu_backends, library_folder
 _LOG = logging.getLogger(__name__)
 # in the environment of a probe, whose children ask no drivers
 _ASKING = "GGUF_SPEC_ASKS_DRIVERS"
-# time limit of a try of a GPU in seconds; a driver that compiles its programs for longer is no fault
+# time limit of a try of a GPU in seconds; a driver that takes longer, to compile, is no fault
 _PATIENCE_S = 60
 # what tells that a driver, or how it is used, has changed: files, and beginnings of variables
 _OF_DRIVERS = ("proc/driver/nvidia/version", "usr/share/vulkan/icd.d/*", "etc/vulkan/icd.d/*")
