@@ -10,6 +10,8 @@ COPY . .
 # llama.cpp comes ready made, for all generations of processors, and so do our kernels: the compiler is for them. pip fetches npm, which is smaller
 # than Debian's. With CMAKE_ARGS, llama.cpp is compiled, for the processor of this machine.
 ARG CMAKE_ARGS=
+# `images`, `cuda`, `cuda-12` or `vulkan`: another ready-made build (docs/gpu.md, docs/images.md)
+ARG GGUF_SPEC_BUILD_LLAMA=
 RUN python3 -m venv /opt/gguf-spec \
     && GGUF_SPEC_BUILD_KERNELS=all XDG_CACHE_HOME=/tmp/cache /opt/gguf-spec/bin/pip install --no-cache-dir --constraint scripts/build/constraints.txt '.[server]'
 

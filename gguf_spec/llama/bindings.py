@@ -24,9 +24,17 @@ from .openmp import spin_count_set
 from .probe import driver_problem
 from .structures import TESTED, misfit
 
+
+def _version() -> str:
+    try:
+        return version("llama-cpp-python")
+    except PackageNotFoundError:  # a frozen app without its metadata
+        return "of unknown version"
+
+
 if _crash := driver_problem():
     raise BindingError(
-        version("llama-cpp-python"),
+        _version(),
         f"llama.cpp {_crash}",
         TESTED,
         "update the driver of the GPU; to use the processor, in a clone scripts/run --ready-made, "
@@ -38,14 +46,10 @@ try:
         from llama_cpp import __version__, llama_cpp
 # The library lacks a function that is declared; or it is missing, damaged or of another machine.
 except (AttributeError, OSError, RuntimeError) as _error:
-    try:
-        _version = version("llama-cpp-python")
-    except PackageNotFoundError:  # a frozen app without its metadata
-        _version = "of unknown version"
     _why = "its library cannot be loaded"
     if isinstance(_error, AttributeError):
         _why = "it does not fit its library"
-    raise BindingError(_version, f"{_why} ({_error})", TESTED) from _error
+    raise BindingError(_version(), f"{_why} ({_error})", TESTED) from _error
 
 if _misfit := misfit(llama_cpp):
     raise BindingError(__version__, _misfit, TESTED)

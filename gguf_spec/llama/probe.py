@@ -23,8 +23,8 @@ from .library import gpu_backends, library_folder
 _LOG = logging.getLogger(__name__)
 # in the environment of a probe, whose children ask no drivers
 _ASKING = "GGUF_SPEC_ASKS_DRIVERS"
-# time limit of a try of a GPU in seconds; the first one may compile its programs
-_PATIENCE_S = 300
+# time limit of a try of a GPU in seconds; a driver that takes longer, to compile, is no fault
+_PATIENCE_S = 60
 # what tells that a driver, or how it is used, has changed: files, and beginnings of variables
 _OF_DRIVERS = ("proc/driver/nvidia/version", "usr/share/vulkan/icd.d/*", "etc/vulkan/icd.d/*")
 _SETTINGS = ("CUDA_", "GGML_", "VK_", "MESA_", "LD_", "LLAMA_CPP_")
@@ -88,8 +88,8 @@ def driver_problem(gpu_layers: int = -1, devices: tuple[str, ...] = ()) -> str:
         try:
             run("gpu", gpu_layers, *devices, timeout_s=_PATIENCE_S)
         except ProbeError as error:
-            # an exception of Python, which the process that asks meets, too
-            if str(error) != "ended with code 1":
+            # not an exception of Python, which the process that asks meets, too, nor a long time
+            if str(error).startswith("was ended"):
                 return f"with {', '.join(path.name for path in backends)} {error}"
         return ""
 

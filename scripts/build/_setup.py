@@ -83,6 +83,8 @@ DAMAGED = re.compile(
 READS_IMAGES = bool(os.environ.get("GGUF_SPEC_MMPROJ")) or any(
     word.partition("=")[0] == "--mmproj" for word in sys.argv
 )
+# tries the library out; an error is one line
+TRY = "import sys; sys.tracebacklimit = 0; from gguf_spec.llama.selftest import main; sys.exit(main())"
 # first words of scripts/run: how to get llama.cpp
 WAYS = ("--native", "--ready-made", "--images", "--gpu")
 DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
@@ -266,7 +268,7 @@ def make(kind: str, want: dict, missing: list) -> None:
                 synced = beside.submit(getattr(os, "sync", bool))
                 if remake:
                     say("Trying the library out on this processor.")
-                    call([PYTHON, "-I", "-m", "gguf_spec.llama.selftest"])
+                    call([PYTHON, "-I", "-c", TRY])
                 synced.result()
                 if keeping:
                     keeping.result()

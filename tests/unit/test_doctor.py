@@ -1062,9 +1062,12 @@ def test_drivers_that_work_are_asked_again_after_a_change(monkeypatch, tmp_path)
     ):
         change()
         assert [ask(), ask(), len(tried)] == ["", "", n]
-    ended.append("was ended by signal 6")
+    ended.append("did not run: it timed out after 60 seconds")
+    library.write_text("a slow one")
+    assert [ask(), ask(), len(tried)] == ["", "", 5]
+    ended[:] = ["was ended by signal 6"]
     library.write_text("and another")
     assert [ask(), ask()] == ["with libggml-cuda.so was ended by signal 6"] * 2
-    assert len(tried) == 6
+    assert len(tried) == 7
     monkeypatch.setenv("GGUF_SPEC_ASKS_DRIVERS", "1")
-    assert [ask(), len(tried)] == ["", 6]
+    assert [ask(), len(tried)] == ["", 7]
