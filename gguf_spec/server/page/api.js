@@ -122,7 +122,8 @@ export async function streamAnswer(fields, signal, take, id = "") {
   });
   const ask = () => request(ANSWERS, { method: "POST", body, signal });
   if (await readStream(await (fields ? ask() : takeUp(id, 0, signal)), read)) return;
-  for (const wait of fields?.background === false ? [] : WAITS_MS) {
+  const goesOn = id && fields?.background !== false;
+  for (const wait of goesOn ? WAITS_MS : []) {
     await new Promise((done) => { setTimeout(done, wait); });
     signal.throwIfAborted();
     try {
