@@ -455,14 +455,14 @@ def test_models_are_loaded_and_unloaded(tmp_path, driver):
         page.find("#open-settings").click()
         page.script("document.querySelector('#settings details').open = true")
         rows = lambda: page.texts("#memory li")  # noqa: E731
-        assert rows() == ["Not in memoryLoad one", "Not in memoryLoad two"]
-        page.click("#memory button", "Load two")
+        assert rows() == ["Not in memoryLoad one.gguf", "Not in memoryLoad two.gguf"]
+        page.click("#memory button", "Load two.gguf")
         until(lambda: page.text("#memory-told") == "Loaded.")
-        assert rows() == ["Not in memoryLoad one", "In memoryUnload two"]
-        page.click("#memory button", "Unload two")
+        assert rows() == ["Not in memoryLoad one.gguf", "In memoryUnload two.gguf"]
+        page.click("#memory button", "Unload two.gguf")
         until(lambda: page.text("#memory-told").startswith("Unloaded."))
-        assert rows()[1] == "Not in memoryLoad two"
+        assert rows()[1] == "Not in memoryLoad two.gguf"
         paths[0].unlink()
-        page.click("#memory button", "Load one")
+        page.click("#memory button", "Load one.gguf")
         until(lambda: "cannot be loaded" in page.text("#memory-told"))
         page.complaints()
