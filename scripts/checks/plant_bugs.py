@@ -372,8 +372,11 @@ BUGS = (
         "if oldest := min(idle,", "if oldest := max(idle,",
         ("server/test_connections.py",)),
     Bug("a removed response counts for ever", "server/responses.py",
-        "            self._n_bytes -= self._stored.pop(id_).n_bytes", "            self._stored.pop(id_)",
+        "                self._n_bytes -= stored.n_bytes", "                pass",
         ("server/test_responses_api.py",)),
+    Bug("an answer in the background that nobody reads goes on", "server/background.py",
+        '            self._worker.cancel(one.job, "client_closed")\n\n    def _now', "            pass\n\n    def _now",
+        ("server/test_background.py",)),
     # server
     Bug("the queue does not count the requests that run", "server/worker.py",
         "- self._n_busy)", ")",

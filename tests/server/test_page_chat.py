@@ -143,15 +143,25 @@ class TestChat:
         page.answer("Hello.")
         page.script("document.querySelector('.skip').focus()")
         names = []
-        for _ in range(18):
+        for _ in range(24):
             page.press(TAB)
             name = page.script(
                 "const one = document.activeElement; return one.id || one.getAttribute('aria-label') || one.textContent"
             )
             names.append(name)
         assert names[:3] == ["new", "search", "Hello."]
-        order = ["open-settings", "Edit", "Answer again", "attach", "prompt", "send"]
-        assert [name for name in names if name in order] == order
+        order = [
+            "open-settings",
+            "Edit",
+            "Delete",
+            "Answer again",
+            "Edit",
+            "Delete",
+            "attach",
+            "prompt",
+            "send",
+        ]
+        assert [name for name in names if name in order][: len(order)] == order
 
     def test_reduced_motion_is_respected(self, page):
         """The caret blinks, but not with `prefers-reduced-motion`."""
@@ -180,8 +190,8 @@ class TestChat:
         )
         page.driver.execute_cdp_cmd("Accessibility.enable", {})
         found = self.tree(page)
-        assert {"Send", "Stop", "Use key", "Settings", "New chat", "Copy", "Edit", "Answer again", "Attach text files", "All keys",
-                "Rename: Hello.", "Delete: Hello.", "Hello.", "Why is it fast?"} <= {*found["button"]}  # fmt: skip
+        assert {"Send", "Stop", "Use key", "Settings", "New chat", "Copy", "Edit", "Answer again", "Attach files", "All keys",
+                "Pin: Hello.", "Delete", "Rename: Hello.", "Delete: Hello.", "Hello.", "Why is it fast?"} <= {*found["button"]}  # fmt: skip
         assert "" not in found["button"]
         assert sorted(found["textbox"]) == ["API key", "Message"]
         assert found["searchbox"] == ["Search chats"]
@@ -385,14 +395,6 @@ class TestStop:
         until(lambda: not ask(for_ever).json()["busy"])
         until(page.idle)
 
-    def test_an_answer_that_is_cut_by_a_reload_is_kept(self, page):
-        page.set(max_tokens=40_000)
-        page.say("a")
-        until(lambda: len(page.text(".text")) > 100)
-        page.reload()
-        assert len(page.text(".text")) > 100
-        assert page.text(".cost").startswith("Stopped")
-
     def test_reading_on_is_not_disturbed(self, page):
         """A user's scroll position stays while the answer grows."""
         page.set(max_tokens=40_000)
@@ -438,3 +440,29 @@ def test_nothing_is_wider_than_the_screen(page, width):
         assert page.script(wide) == []
     assert page.script("return document.documentElement.scrollWidth <= innerWidth")
     assert page.script("return innerWidth") == WIDTHS[width][0], "the page was zoomed out to fit"
+
+
+def test_models_are_loaded_and_unloaded(tmp_path, driver):
+    from gguf_spec.server import ModelPool, serve_in_thread, served_model
+    from tests.support import tiny
+    from tests.support.browser import Page
+
+    paths = [tiny.write(tmp_path / f"{name}.gguf", tiny.one_text("abc")) for name in ("one", "two")]
+    pool = ModelPool([served_model(path, draft=None, threads=1) for path in paths])
+    with serve_in_thread(pool) as server:
+        page = Page(driver, server.url)
+        until(lambda: page.count("#memory li") == 2)
+        page.find("#open-settings").click()
+        page.script("document.querySelector('#settings details').open = true")
+        rows = lambda: page.texts("#memory li")  # noqa: E731
+        assert rows() == ["Not in memoryLoad one.gguf", "Not in memoryLoad two.gguf"]
+        page.click("#memory button", "Load two.gguf")
+        until(lambda: page.text("#memory-told") == "Loaded.")
+        assert rows() == ["Not in memoryLoad one.gguf", "In memoryUnload two.gguf"]
+        page.click("#memory button", "Unload two.gguf")
+        until(lambda: page.text("#memory-told").startswith("Unloaded."))
+        assert rows()[1] == "Not in memoryLoad two.gguf"
+        paths[0].unlink()
+        page.click("#memory button", "Load one.gguf")
+        until(lambda: "cannot be loaded" in page.text("#memory-told"))
+        page.complaints()

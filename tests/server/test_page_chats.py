@@ -1,11 +1,13 @@
 """The page in Chromium: stored, edited, exported and attached contents, and errors."""
 
+import base64
 import json
 
 import pytest
 
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import until
+from tests.server.test_documents import pdf
 from tests.support.browser import (
     BACKSPACE,
     CONTROL,
@@ -76,6 +78,20 @@ class TestKept:
         page.click("#conversations button", "Delete: New name")
         page.reload()
         assert chats(page) == ["One."]
+
+    def test_pinned_ones_come_first(self, page):
+        page.fake(pieces("a"), pieces("b"), pieces("c"))
+        for question in ("One.", "Two.", "Three."):
+            page.find("#new").click()
+            page.answer(question)
+        page.click("#conversations button", "Pin: One.")
+        assert chats(page) == ["One.", "Three.", "Two."]
+        page.reload()
+        assert chats(page) == ["One.", "Three.", "Two."]
+        pressed = "return [...document.querySelectorAll('[aria-pressed]')].map((one) => one.getAttribute('aria-pressed'))"
+        assert page.script(pressed) == ["true", "false", "false"]
+        page.click("#conversations button", "Pin: One.")
+        assert chats(page) == ["Three.", "Two.", "One."]
 
     def test_another_tab(self, page):
         page.fake(pieces("a"))
@@ -482,11 +498,98 @@ class TestChanged:
         until(lambda: page.text(".answer .text") == "c" and page.idle())
         assert page.texts(".asked") == ["One. And more."]
         assert page.asked()[-1]["messages"] == [{"role": "user", "content": "One. And more."}]
-        assert page.text("#notice p") == "4 messages replaced."
-        page.click("#notice button", "Undo")
+        assert page.text(".question .turner span") == "2 / 2"
+        page.click(".question .turner button", "Earlier version")
         assert page.texts(".asked") == ["One.", "Two."]
         page.reload()
         assert page.texts(".answer .text") == ["a", "b"]
+        assert page.text(".turner span") == "1 / 2"
+        page.click(".question .turner button", "Later version")
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["One. And more."], ["c"])
+
+    def test_versions_of_questions_and_answers_within_each_other(self, page):
+        page.fake(*(pieces(one) for one in "abcdef"))
+        page.answer("One.")
+        page.click(".answer .tools button", "Answer again")
+        until(lambda: page.text(".answer .text") == "b" and page.idle())
+        page.answer("Two.")
+        for more in ("x", "y"):
+            page.script("document.querySelectorAll('.question .change')[1].click()")
+            page.press(more, ENTER)
+            until(lambda: page.count(".answer") == 2 and page.idle())
+        assert page.texts(".turner span") == ["2 / 2", "3 / 3"]
+        assert page.texts(".asked") == ["One.", "Two.xy"]
+        page.click(".turner button", "Earlier version")
+        page.click(".turner button", "Earlier version")
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["One.", "Two."], ["b", "c"])
+        page.click(".turner button", "Earlier answer")
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["One."], ["a"])
+        page.click(".turner button", "Later answer")
+        page.reload()
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["One.", "Two."], ["b", "c"])
+        assert page.texts(".turner span") == ["2 / 2", "1 / 3"]
+
+    def test_an_answer_is_edited(self, page):
+        page.fake(pieces("a"), pieces("b"))
+        page.answer("One.")
+        page.click(".answer .tools button", "Edit")
+        page.press(" line", ENTER, "*more*")
+        page.click(".edit button", "Save")
+        assert page.text(".answer .text") == "a line\nmore"
+        assert page.text(".cost") == "Edited"
+        page.answer("Two.")
+        assert page.asked()[1]["messages"][1] == {"role": "assistant", "content": "a line\n*more*"}
+        page.reload()
+        page.click(".turner button", "Earlier answer")
+        assert page.texts(".answer .text") == ["a"]
+        assert "tokens" in page.text(".cost")
+
+    def test_delete(self, page):
+        page.fake(*(pieces(one) for one in "abcd"))
+        for question in ("One.", "Two.", "Three."):
+            page.answer(question)
+        page.script("document.querySelectorAll('.answer [aria-label=Delete]')[1].click()")
+        assert page.texts(".answer .text") == ["a", "c"]
+        assert page.texts(".asked") == ["One.", "Two.", "Three."]
+        page.reload()
+        page.fake(pieces("d"))
+        assert page.answer("Four.") == "d"
+        assert [one["content"] for one in page.asked()[0]["messages"]] == [
+            "One.",
+            "a",
+            "Two.\n\nThree.",
+            "c",
+            "Four.",
+        ]
+
+    def test_a_question_that_is_deleted_takes_its_answer_along(self, page):
+        page.fake(pieces("a"), pieces("b"))
+        page.answer("One.")
+        page.answer("Two.")
+        page.script("document.querySelector('.question [aria-label=Delete]').click()")
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["Two."], ["b"])
+        page.click("#notice button", "Undo")
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["One.", "Two."], ["a", "b"])
+        for _ in range(2):
+            page.script("document.querySelector('.question [aria-label=Delete]').click()")
+        assert page.count(".message") == 0 and chats(page) == []
+        page.click("#notice button", "Undo")
+        page.reload()
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["Two."], ["b"])
+
+    def test_of_several_versions_one_is_deleted(self, page):
+        page.fake(*(pieces(one) for one in "abc"))
+        page.answer("One.")
+        page.click(".answer .tools button", "Answer again")
+        until(lambda: page.text(".answer .text") == "b" and page.idle())
+        page.click(".answer .tools button", "Delete")
+        assert page.texts(".answer .text") == ["a"] and page.count(".turner") == 0
+        page.click(".question .tools button", "Edit")
+        page.press("x", ENTER)
+        until(lambda: page.text(".answer .text") == "c" and page.idle())
+        page.click(".question .tools button", "Delete")
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["One."], ["a"])
+        assert page.count(".turner") == 0
 
     def test_copy(self, page):
         page.driver.execute_cdp_cmd(
@@ -692,6 +795,80 @@ class TestFiles:
         assert not page.script(self.PASTE, "x" * ((1 << 20) + 1))
         until(lambda: page.text("#trouble p") == "pasted.txt: larger than 1,024 KiB.")
         assert page.count("#files li") == page.count("#notice p") == 0
+
+    SEES = """const real = window.fetch; window.fetch = async (path, options) => path.endsWith("v1/models")
+        ? new Response(JSON.stringify({data: [["blind", ["text"]], ["seer", ["text", "image"]]].map(([id, input_modalities]) =>
+            ({id, context_length: 4096, loaded: true, architecture: {input_modalities}}))})) : real(path, options)"""
+
+    def test_images(self, page, tmp_path):
+        page.driver.execute_cdp_cmd("Page.enable", {})
+        script = page.driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": self.SEES}
+        )
+        try:
+            page.reload()
+            self.show_images(page, tmp_path)
+        finally:
+            page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+    def show_images(self, page, tmp_path):
+        draw = """const [width, height, type] = arguments, done = arguments[3], canvas = document.createElement("canvas");
+            [canvas.width, canvas.height] = [width, height]; canvas.getContext("2d").fillRect(0, 0, width / 2, height);
+            done(canvas.toDataURL(type).split(",")[1])"""
+        for name, width, kind in (("a.png", 40, "image/png"), ("wide.webp", 2000, "image/webp")):
+            data = page.driver.execute_async_script(draw, width, 20, kind)
+            (tmp_path / name).write_bytes(base64.b64decode(data))
+        page.script("document.querySelector('#file').hidden = false")
+        page.find("#file").send_keys(f"{tmp_path / 'a.png'}\n{tmp_path / 'wide.webp'}")
+        until(lambda: page.text("#trouble p") == "blind cannot see images. seer can.")
+        assert [one.split(".")[0] for one in page.texts("#files li")] == ["a", "wide"]
+        page.say("What is it?")
+        assert page.count(".message") == 0, "before it is sent"
+        page.click("#trouble button", "Use seer")
+        assert page.text("#trouble") == ""
+        page.fake(pieces("Grey."), pieces("b"), pieces("c"))
+        page.answer("What is it?")
+        small, wide, text = page.asked()[0]["messages"][0]["content"]
+        assert (
+            base64.b64decode(small["image_url"].removeprefix("data:image/png;base64,"))
+            == (tmp_path / "a.png").read_bytes()
+        )
+        assert wide["image_url"].startswith("data:image/jpeg;base64,")
+        size = "const done = arguments[1], one = new Image(); one.onload = () => done([one.width, one.height]); one.src = arguments[0]"
+        assert page.driver.execute_async_script(size, wide["image_url"]) == [1280, 13]
+        assert text == {"type": "input_text", "text": "What is it?"}
+        assert page.texts(".image figcaption") == ["a.png", "wide.webp"]
+        page.reload()
+        assert page.count(".image img") == 2, "they are kept"
+        page.script(
+            "document.querySelector('#model').value = 'blind'; document.querySelector('#model').onchange()"
+        )
+        page.fake(pieces("d"))
+        page.answer("And?")
+        sent = page.asked()[0]["messages"]
+        assert (
+            "an image, which you cannot see" in sent[0]["content"] and sent[2]["content"] == "And?"
+        )
+        page.script(
+            "document.querySelector('.answer .tools [aria-label=\"Answer again\"]').click()"
+        )
+        assert page.text("#trouble p") == "blind cannot see images. seer can."
+
+    def test_a_pdf(self, page, tmp_path):
+        (tmp_path / "Notes.pdf").write_bytes(pdf("The fox sleeps.", "A bear."))
+        (tmp_path / "bad.PDF").write_bytes(b"%PDF-1.4 nothing")
+        page.script("document.querySelector('#file').hidden = false")
+        page.find("#file").send_keys(f"{tmp_path / 'Notes.pdf'}\n{tmp_path / 'bad.PDF'}")
+        until(lambda: page.text("#trouble p").startswith("bad.PDF: The PDF cannot be read"))
+        assert [one[:9] for one in page.texts("#files li")] == ["Notes.pdf"]
+        page.fake(pieces("a"))
+        page.answer("Summarise.")
+        assert (
+            page.asked()[0]["messages"][0]["content"]
+            == "File Notes.pdf:\n```\nThe fox sleeps.\n\nA bear.\n```\n\nSummarise."
+        )
+        assert page.text(".file summary") == "Notes.pdf (3 lines)"
+        page.complaints()  # the refused file
 
     @pytest.mark.parametrize(("data", "why"), [
         (b"\x89PNG\xff\xfe", "not a text file in UTF-8"), (b"a\0b", "not a text file"), (b" \n", "empty"), (b"x" * (1 << 21), "larger than 1,024 KiB"),

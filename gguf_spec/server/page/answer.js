@@ -31,7 +31,12 @@ export class Answer {
   }
 
   /** Ask the server; return the error that ended the answer, or null. */
-  async run() {
+  run() {
+    const stopped = new Promise((done) => { this.leave = () => done(null); });
+    return Promise.race([this.ask(), stopped]);
+  }
+
+  async ask() {
     try {
       const { fields, aborter: { signal }, id } = this;
       await streamAnswer(fields, signal, (event) => this.take(event), id);
@@ -44,6 +49,7 @@ export class Answer {
   /** End the answer, also in the server. */
   stop() {
     this.isStopped = true;
+    this.leave();
     if (this.id || !this.fields.background) this.end();
     else setTimeout(() => this.end(), STOP_MS);
   }
@@ -69,17 +75,22 @@ export class Answer {
 
   take({ type, response, delta, speculation, prompt_progress: read }) {
     const { message } = this;
-    if (type === "response.reasoning_text.delta") message.reasoning = (message.reasoning ?? "") + delta;
+    if (this.fields?.background !== false) this.id ||= response?.id ?? "";
+    if (this.isStopped) {
+      this.end();
+      return;
+    }
+    if (type === "response.reasoning_text.delta") {
+      message.reasoning = (message.reasoning ?? "") + delta;
+    }
     if (type === "response.output_text.delta") this.addText(delta, speculation?.text ?? []);
     if (speculation) this.count(speculation);
     if (read) this.read = read;
     if (response) {
       message.model = response.model ?? message.model;
-      if (this.fields?.background !== false) this.id ||= response.id ?? "";
       if (response.usage) this.finish(response);
       message.finish = FINISH[type] ?? message.finish;
     }
-    if (this.isStopped) this.end();
     this.changed();
   }
 

@@ -22,8 +22,8 @@ export function setKey(given) {
   writeItem(SESSION, KEY, given);
 }
 
-async function request(path, options = {}) {
-  const headers = { "Content-Type": "application/json" };
+async function request(path, options = {}, type = "application/json") {
+  const headers = { "Content-Type": type };
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {
@@ -61,13 +61,32 @@ export async function readModels() {
     draft: one.draft ?? null,
     speculates: one.speculation === true,
     notes: one.notes ?? [],
+    sees: one.architecture ? one.architecture.input_modalities.includes("image") : null,
+    loaded: one.loaded,
   }));
 }
 
-/** Return the number of tokens of messages; null if the server does not say it. */
+/** Return the text of a PDF file, with the number of its pages. */
+export async function readPdf(file) {
+  const options = { method: "POST", body: file };
+  return (await request("v1/documents/text", options, "application/pdf")).json();
+}
+
+/** Load a model, or unload it. */
+export async function load(model, { unloads = false } = {}) {
+  const body = JSON.stringify({ model, stream: false, ...(unloads && { keep_alive: 0 }) });
+  await request("api/generate", { method: "POST", body });
+}
+
+const textOf = (content) =>
+  typeof content === "string" ? content : content.map((part) => part.text ?? "").join("");
+
+/** Return the number of tokens of the texts of messages; null if the server does not say it. */
 export async function countTokens(model, messages) {
-  const [first, ...others] = messages;
-  const body = first.role === "system" ? { system: first.content, messages: others } : { messages };
+  const texts = messages.map(({ role, content }) => ({ role, content: textOf(content) }));
+  const [first, ...others] = texts;
+  const isSystem = first.role === "system";
+  const body = isSystem ? { system: first.content, messages: others } : { messages: texts };
   const options = { method: "POST", body: JSON.stringify({ model, ...body }) };
   const response = await request("v1/messages/count_tokens", options).catch(() => null);
   return response ? (await response.json()).input_tokens : null;
@@ -103,7 +122,8 @@ export async function streamAnswer(fields, signal, take, id = "") {
   });
   const ask = () => request(ANSWERS, { method: "POST", body, signal });
   if (await readStream(await (fields ? ask() : takeUp(id, 0, signal)), read)) return;
-  for (const wait of fields?.background === false ? [] : WAITS_MS) {
+  const goesOn = id && fields?.background !== false;
+  for (const wait of goesOn ? WAITS_MS : []) {
     await new Promise((done) => { setTimeout(done, wait); });
     signal.throwIfAborted();
     try {

@@ -1,16 +1,17 @@
-/** The box to write in, with the text files that go with the message. */
+/** The box to write in, with the files that go with the message. */
 
-import { $, asCount, asSize, make, makeButton } from "./dom.js";
+import { readFile } from "./attached.js";
+import { $, asSize, make, makeButton, makeImage } from "./dom.js";
 
 const MAX_FILES = 20;
-const MAX_BYTES = 1 << 20; // of one file; models read far less
 const LONG = 2000; // characters of a pasted text that becomes a file
 
 /** The form at the bottom of the page. */
 export class Composer {
-  /** @param {{send: Function, problem: (text: string) => void}} actions */
+  /** @param {{send, attached, problem, notice: Function}} actions */
   constructor(actions) {
     this.files = [];
+    this.reading = 0; // calls that read files now
     this.field = $("prompt");
     this.actions = actions;
     $("write").addEventListener("submit", (event) => {
@@ -54,7 +55,11 @@ export class Composer {
   send() {
     const content = this.field.value;
     if (!content.trim() && !this.files.length) return;
-    const files = this.files.map(({ name, text }) => ({ name, text }));
+    if (this.reading) {
+      this.actions.problem("The files are still being read.");
+      return;
+    }
+    const files = this.files.map(({ name, text, image }) => ({ name, text, ...(image && { image }) }));
     if (this.actions.send(files.length ? { content, files } : { content })) this.clear();
   }
 
@@ -75,15 +80,26 @@ export class Composer {
     this.field.focus({ preventScroll: true });
   }
 
-  /** Add files to the message; those that are no text are refused by name. */
+  /** Add files to the message; those that cannot be used are refused by name. */
   async attach(files) {
-    const refused = [];
-    for (const file of files) {
-      const told = this.files.length < MAX_FILES ? await this.read(file) : "too many files";
-      if (told) refused.push(`${file.name}: ${told}.`);
-    }
+    const [refused, notes] = [[], []];
+    this.reading += 1;
     this.show();
+    for (const file of files) {
+      try {
+        if (this.files.length >= MAX_FILES) throw "too many files";
+        const added = await readFile(file);
+        this.files.push(added);
+        if (added.note) notes.push(added.note);
+      } catch (error) {
+        refused.push(`${file.name}: ${String(error.message ?? error).replace(/\.$/, "")}.`);
+      }
+    }
+    this.reading -= 1;
+    this.show();
+    if (notes.length) this.actions.notice(notes.join(" "));
     if (refused.length) this.actions.problem(refused.join(" "));
+    else this.actions.attached(this.files);
     this.focus();
   }
 
@@ -111,26 +127,15 @@ export class Composer {
     this.focus();
   }
 
-  async read(file) {
-    if (file.size > MAX_BYTES) return `larger than ${asCount(MAX_BYTES >> 10)} KiB`;
-    try {
-      const bytes = await file.arrayBuffer();
-      const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-      if (text.includes("\0")) return "not a text file";
-      if (!text.trim()) return "empty";
-      this.files.push({ name: file.name, text, size: file.size });
-      return "";
-    } catch {
-      return "not a text file in UTF-8";
-    }
-  }
-
   show() {
-    $("files").replaceChildren(...this.files.map((file) => {
+    const items = this.files.map((file) => {
       const item = make("li", "", file.name);
+      if (file.image) item.prepend(makeImage(file));
       item.append(make("small", "", asSize(file.size)),
         makeButton(`Remove ${file.name}`, () => this.remove(file), { icon: "close" }));
       return item;
-    }));
+    });
+    if (this.reading) items.push(make("li", "reading", "Reading …"));
+    $("files").replaceChildren(...items);
   }
 }

@@ -1,23 +1,47 @@
 /** What of a conversation is sent: the model reads only so many tokens at once. */
 
 const DEFAULT_CHARS = 3; // characters of a token, before the server has counted any
+const IMAGE_CHARS = 3000; // of a text with about as many tokens as an image
 const REFILL = 0.7; // share of the room that is used after old turns were left out
 const SURE = 0.5; // share of the room up to which an estimate needs no count
 
-/** Return the messages to send, in OpenAI's format. */
+/** Return the messages to send, as items of OpenAI's Responses API. */
 export function toRequest(conversation, system) {
-  const sent = conversation.messages.slice(conversation.start).map(({ role, ...message }) => ({
-    role,
-    content: role === "user" ? contentOf(message) : message.content,
-  }));
+  const sent = [];
+  for (const { role, ...message } of conversation.messages.slice(conversation.start)) {
+    const content = role === "user" ? contentOf(message) : message.content;
+    const last = sent.at(-1);
+    // An answer between two questions was removed: models want turns.
+    if (last?.role === role) last.content = joined(last.content, content);
+    else sent.push({ role, content });
+  }
   return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
+}
+
+function joined(one, other) {
+  if (typeof one === "string" && typeof other === "string") return `${one}\n\n${other}`;
+  const parts = (content) => (typeof content === "string" ? [{ type: "input_text", text: content }] : content);
+  return [...parts(one), ...parts(other)];
 }
 
 /** Return what the model reads of a question: its files, then its text. */
 function contentOf({ content, files = [] }) {
-  const parts = files.map((file) => `File ${file.name}:\n${fenced(file.text)}`);
-  return [...parts, content].filter(Boolean).join("\n\n");
+  const images = files.filter((file) => file.image);
+  const texts = files.filter((file) => !file.image);
+  const parts = texts.map((file) => `File ${file.name}:\n${fenced(file.text)}`);
+  const text = [...parts, content].filter(Boolean).join("\n\n");
+  if (!images.length) return text;
+  const seen = images.map(({ image }) => ({ type: "input_image", image_url: image }));
+  return [...seen, { type: "input_text", text }];
 }
+
+/** Return the messages of a conversation without their images, which its model cannot see. */
+export function withoutImages({ start, messages }) {
+  return { start, messages: messages.map((message) => (message.files?.some((file) => file.image)
+    ? { ...message, files: message.files.map((file) => (file.image ? UNSEEN(file) : file)) }
+    : message)) };
+}
+const UNSEEN = ({ name }) => ({ name, text: "(an image, which you cannot see)" });
 
 /** Return a text as a code block, whose fence is longer than any in the text. */
 export function fenced(text) {
@@ -28,7 +52,12 @@ export function fenced(text) {
 }
 
 export function charsOf(messages) {
-  return messages.reduce((sum, message) => sum + message.content.length + 16, 0);
+  return messages.reduce((sum, { content }) => sum + charsIn(content) + 16, 0);
+}
+
+function charsIn(content) {
+  if (typeof content === "string") return content.length;
+  return content.reduce((sum, { text }) => sum + (text?.length ?? IMAGE_CHARS), 0);
 }
 
 /**

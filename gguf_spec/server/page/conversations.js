@@ -45,6 +45,54 @@ export function turnTo(messages, at, number) {
   question.shown = number;
 }
 
+/**
+ * Put a question and what follows it aside, and show another version: one of its `others`, each a
+ * question with what follows, or a new one. The version that is shown belongs at `place`.
+ *
+ * @param {number | object} version number of one of all versions, or a new question
+ */
+export function turnQuestion(messages, at, version) {
+  const [{ others = [], place = others.length, ...question }, ...tail] = messages.splice(at);
+  const all = others.toSpliced(place, 0, [question, ...tail]);
+  const isNew = typeof version !== "number";
+  const number = isNew ? all.length : version;
+  const [shown, ...rest] = isNew ? [version] : all[number];
+  const kept = isNew ? all : all.toSpliced(number, 1);
+  messages.push({ ...shown, others: kept, place: number }, ...rest);
+}
+
+/** Show another version of an answer, which has its old one put aside, with what followed. */
+export function rewrite(messages, answer, content) {
+  const at = questionBefore(messages, answer);
+  putAside(messages, at);
+  const { stats: _, ...kept } = answer;
+  messages.push({ ...kept, content, marks: [], finish: "edited" });
+}
+
+/**
+ * Remove a question with its answer, or an answer alone. Of several versions this one goes, with
+ * what follows it, and the one before it is shown.
+ */
+export function removeMessage(messages, message) {
+  const at = messages.indexOf(message);
+  if (message.role === "assistant") {
+    const before = questionBefore(messages, message);
+    const { tails = [], shown = 0 } = messages[before];
+    if (!tails.length) messages.splice(at, 1);
+    else {
+      messages.splice(at);
+      const number = Math.max(0, shown - 1);
+      turnTo(messages, before, number);
+    }
+  } else if (message.others?.length) {
+    const { others, place } = message;
+    const number = Math.max(0, place - 1);
+    const [question, ...rest] = others[number];
+    messages.splice(at, Infinity,
+      { ...question, others: others.toSpliced(number, 1), place: number }, ...rest);
+  } else messages.splice(at, messages[at + 1]?.role === "assistant" ? 2 : 1);
+}
+
 /** Show the last answer that was put aside if the last question has none; return whether. */
 export function turnBack(messages) {
   const { tails = [] } = messages.at(-1);
@@ -75,9 +123,11 @@ export class Conversations {
     }
   }
 
-  /** Return the conversations, the last changed one first. */
+  /** Return the conversations: the pinned ones first, and the last changed ones. */
   list() {
-    return [...this.kept.values()].sort((one, other) => other.updated - one.updated);
+    const isPinned = (one) => Number(one.pinned === true);
+    return [...this.kept.values()].sort((one, other) =>
+      isPinned(other) - isPinned(one) || other.updated - one.updated);
   }
 
   get(id) {
@@ -158,12 +208,21 @@ export function readConversation(value) {
     start,
     messages,
     ...(running && { running: value.running }),
+    ...(value.pinned === true && { pinned: true }),
   };
 }
 
+/** Whether each answer but the first message follows a question; questions may follow each other. */
 const alternates = (messages, first) => messages.length && !messages.includes(null)
-  && messages.every((one, i) => (one.role === "user") === ((i % 2 === 0) === (first === "user")));
+  && messages[0].role === first
+  && messages.every((one, i) => !i || one.role === "user" || messages[i - 1].role === "user");
 const MAX_DEPTH = 8; // of answers that were put aside within others
+
+const IMAGE = /^data:image\/(png|jpeg|gif|bmp);base64,[A-Za-z0-9+/]+=*$/;
+
+function readFile({ name, text, image }) {
+  return isText(image) && IMAGE.test(image) ? { name, text: "", image } : { name, text };
+}
 
 function readMessage(value, depth = 0) {
   if (!value || !["user", "assistant"].includes(value.role) || !isText(value.content)) return null;
@@ -171,13 +230,15 @@ function readMessage(value, depth = 0) {
   if (value.role === "user") {
     const files = Array.isArray(value.files) ? value.files : [];
     const read = files.filter((one) => isText(one?.name) && isText(one.text));
-    if (read.length) message.files = read.map(({ name, text }) => ({ name, text }));
-    const aside = Array.isArray(value.tails) && depth < MAX_DEPTH ? value.tails : [];
-    const tails = aside.filter(Array.isArray).map((tail) =>
-      tail.map((one) => readMessage(one, depth + 1)));
-    message.tails = tails.filter((tail) => alternates(tail, "assistant"));
-    message.shown = isCount(value.shown) ? Math.min(value.shown, message.tails.length) : 0;
-    if (!message.tails.length) { delete message.tails; delete message.shown; }
+    if (read.length) message.files = read.map(readFile);
+    for (const [name, at, first] of [["tails", "shown", "assistant"], ["others", "place", "user"]]) {
+      const aside = Array.isArray(value[name]) && depth < MAX_DEPTH ? value[name] : [];
+      const read = aside.filter(Array.isArray).map((some) =>
+        some.map((one) => readMessage(one, depth + 1))).filter((some) => alternates(some, first));
+      if (!read.length) continue;
+      message[name] = read;
+      message[at] = isCount(value[at]) ? Math.min(value[at], read.length) : 0;
+    }
     return message;
   }
   for (const name of ["reasoning", "finish", "model", "seed"]) {

@@ -21,6 +21,14 @@ export function makeButton(text, act, { icon = "", name = "", shows = !icon } = 
   return button;
 }
 
+/** Return the image of a file. */
+export function makeImage({ name, image }) {
+  const element = make("img");
+  element.src = image;
+  element.alt = name;
+  return element;
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** Return one of the icons that page.html defines as symbols. */

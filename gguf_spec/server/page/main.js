@@ -2,20 +2,20 @@
 
 import { readModels, setKey } from "./api.js";
 import { Composer } from "./composer.js";
-import { Conversations, currentId, newConversation, putAside, questionBefore, runningIds,
-  setCurrentId, setRunningIds, titleOf, turnBack, turnTo } from "./conversations.js";
+import { Conversations, currentId, newConversation, putAside, questionBefore, removeMessage,
+  rewrite, runningIds, setCurrentId, setRunningIds, titleOf, turnBack, turnQuestion, turnTo } from "./conversations.js";
 import { $, announce, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
 import { openDrawer } from "./drawer.js";
 import { connectKeys } from "./keys.js";
 import { connectMenu } from "./menu.js";
 import { summaryOf } from "./message.js";
-import { showFill, showModels } from "./models.js";
+import { showFill, showMemory, showModels } from "./models.js";
 import { clearNotices, showNotice, showTrouble } from "./notices.js";
 import { Run } from "./running.js";
 import { SettingsForm } from "./settings.js";
 import { connectSearch, showList } from "./sidebar.js";
 import { Thread } from "./thread.js";
-import { explain, tellNotKept } from "./troubles.js";
+import { canSee, explain, tellNotKept } from "./troubles.js";
 
 const SAVE_MS = 1000; // milliseconds between saves while an answer streams
 
@@ -29,13 +29,15 @@ class Page {
     this.settings = new SettingsForm((isKept) => isKept || tellNotKept(this));
     this.thread = new Thread({
       again: (message) => this.answerAgain(message),
-      turn: (message, number) => this.changeAnswer(message, turnTo, number),
+      turn: (message, number) => this.turn(message, number),
       edit: (message, text) => this.edit(message, text),
+      remove: (message) => this.removeOne(message),
       goOn: () => this.send({ content: "Continue." }),
       why: (message) => openDrawer(message, this.requests.get(message)),
     });
     this.composer = new Composer({
       send: (message) => this.send(message),
+      attached: (files) => canSee(this, { files }),
       problem: showTrouble,
       notice: showNotice,
     });
@@ -65,20 +67,26 @@ class Page {
   }
 
   showModel() {
-    showModels(this.models, this.model, (id) => {
-      this.settings.set({ model: id });
-      this.showModel();
-    });
+    showModels(this.models, this.model, (id) => this.choose(id));
     this.settings.about(this.model);
+    showMemory(this.models, () => this.readModels());
+  }
+
+  choose(id) {
+    this.settings.set({ model: id });
+    this.showModel();
+    clearNotices();
+    canSee(this, this.composer);
   }
 
   // ---- questions and answers
 
   /** Add a question and answer it; return whether that could begin. */
   send(message) {
-    if (this.run || !this.canAsk()) return false;
+    if (this.run || !this.canAsk() || !canSee(this, message)) return false;
     const { messages } = this.conversation;
-    if (messages.at(-1)?.role === "user" && !turnBack(messages)) messages.pop(); // never answered
+    const last = messages.at(-1);
+    if (last?.role === "user" && !turnBack(messages)) removeMessage(messages, last); // not answered
     messages.push({ role: "user", ...message });
     clearNotices();
     this.show();
@@ -104,7 +112,7 @@ class Page {
   ask() {
     const { conversation, settings, model } = this;
     const asked = { fields: settings.fields(model), system: settings.values.system,
-      room: settings.room(model) };
+      room: settings.room(model), sees: model.sees };
     conversation.updated = Date.now();
     this.follow(new Run(conversation, asked, this));
   }
@@ -168,43 +176,59 @@ class Page {
   /** Answer the question before a message again, or the last one; the earlier answer is kept. */
   answerAgain(message = null) {
     if (!this.canAsk()) return;
+    const { messages } = this.conversation;
+    if (!canSee(this, messages[questionBefore(messages, message)])) return;
     this.changeAnswer(message, putAside);
     this.ask();
   }
 
   changeAnswer(message, change, number) {
+    const { messages } = this.conversation;
+    this.change(messages[questionBefore(messages, message)], change, number);
+  }
+
+  /** Change the messages from one on. */
+  change(message, change, number) {
     this.leave();
     clearNotices();
     const { messages, start } = this.conversation;
-    const at = questionBefore(messages, message);
+    const at = messages.indexOf(message);
     change(messages, at, number);
-    if (start > at) this.conversation.start = 0;
+    if (start > at || start >= messages.length) this.conversation.start = 0;
     this.keep();
     this.show();
   }
 
   edit(message, content) {
-    if (!this.canAsk()) return;
-    const { messages } = this.conversation;
-    const { tails: _, shown: __, ...question } = { ...message, content }; // without its answers
-    this.cut(messages.indexOf(message));
-    messages.push(question);
+    if (message.role === "assistant") {
+      this.change(message, (messages) => rewrite(messages, message, content));
+      return;
+    }
+    if (!this.canAsk() || !canSee(this, message)) return;
+    const { role, files } = message;
+    this.change(message, (messages, at) =>
+      turnQuestion(messages, at, { role, content, ...(files && { files }) }));
     this.ask();
   }
 
-  /** Remove the messages from an index on; offer to undo that. */
-  cut(index) {
+  /** Show another version of a question, or of an answer. */
+  turn(message, number) {
+    if (message.role === "user") this.change(message, turnQuestion, number);
+    else this.changeAnswer(message, turnTo, number);
+  }
+
+  /** Remove a message; offer to undo that. */
+  removeOne(message) {
     this.leave();
-    clearNotices();
     const { conversation } = this;
-    const before = { messages: [...conversation.messages], start: conversation.start };
-    const n = conversation.messages.splice(index).length;
-    if (conversation.start >= index) conversation.start = 0;
-    if (!n) return;
-    showNotice(`${plural(n, "message")} replaced.`, [["Undo", () => {
+    const before = structuredClone({ messages: conversation.messages, start: conversation.start });
+    this.change(message, (messages) => removeMessage(messages, message));
+    if (!conversation.messages.length) this.kept.remove(conversation.id);
+    this.showList();
+    announce("Message deleted.");
+    showNotice("Message deleted.", [["Undo", () => {
       this.leave(conversation);
-      conversation.messages.splice(0, Infinity, ...before.messages);
-      conversation.start = before.start;
+      Object.assign(conversation, before);
       this.save(conversation);
       if (conversation === this.conversation) this.show();
     }]]);
@@ -239,6 +263,12 @@ class Page {
       if (!this.kept.save(conversation)) tellNotKept(this);
     }
     this.showList();
+  }
+
+  /** Keep a conversation at the top of the list, or no more. */
+  pin(conversation) {
+    conversation.pinned = !conversation.pinned;
+    this.save(conversation);
   }
 
   remove(conversation) {
@@ -296,6 +326,7 @@ class Page {
     showList(this.kept.list(), this.conversation.id, this.runs, $("search").value, {
       open: (one) => this.open(one),
       rename: (one, title) => this.rename(one, title),
+      pin: (one) => this.pin(one),
       remove: (one) => this.remove(one),
     });
   }

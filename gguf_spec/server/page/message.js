@@ -1,69 +1,92 @@
 /** Elements of one message of a conversation. */
 
 import { wasFaster } from "./answer.js";
-import { asCount, asSpeed, copyFrom, inSeconds, make, makeButton, plural } from "./dom.js";
+import { asCount, asSpeed, copyFrom, inSeconds, make, makeButton, makeImage, plural } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
-/** A question, with its files. */
-export class QuestionView {
-  /** @param {{edit: (text: string) => void}} actions */
-  constructor(message, actions) {
+/** What both kinds of messages have: their text can be copied and changed, and they deleted. */
+class MessageView {
+  /** @param {{edit: (text: string) => void, remove, turn: Function}} actions */
+  constructor(message, actions, kind, name) {
     this.message = message;
     this.actions = actions;
-    this.place = make("article", "message question");
-    this.place.setAttribute("aria-label", "You");
-    this.show();
+    this.place = make("article", `message ${kind}`);
+    this.place.setAttribute("aria-label", name);
+    this.title = make("h2", "unseen", name);
+    this.tools = make("div", "tools");
   }
 
-  show() {
-    const { message } = this;
-    const tools = make("div", "tools");
-    tools.append(
-      makeButton("Copy", (button) => copyFrom(button, message.content), { icon: "copy" }),
-      makeButton("Edit", () => this.edit(), { icon: "edit" }),
+  /** Show what can be done with it, and its versions: `shown` of `n`. */
+  fillTools(more, shown, n) {
+    const { message: { content }, actions, tools } = this;
+    tools.replaceChildren(
+      makeButton("Copy", (button) => copyFrom(button, content), { icon: "copy" }),
+      ...more,
+      makeButton("Edit", () => this.edit(), { icon: "edit", name: "change" }),
+      makeButton("Delete", actions.remove, { icon: "delete" }),
     );
-    this.place.replaceChildren(make("h2", "unseen", "You"), ...filesOf(message));
-    if (message.content) this.place.append(make("p", "asked", message.content));
-    this.place.append(tools);
+    if (n > 1) tools.append(turnerOf(shown, n, actions.turn, this.title.textContent));
   }
 
-  /** Show a field to change the question. */
+  /** Show a field to change the text. */
   edit() {
+    const before = [...this.place.childNodes];
     const form = make("form", "edit");
     const field = make("textarea");
     field.value = this.message.content;
-    field.setAttribute("aria-label", "Your message");
+    field.setAttribute("aria-label", this.fieldName);
     const row = make("div", "row");
-    const save = make("button", "main", "Send");
     const close = () => {
-      this.show();
-      this.place.querySelector(".tools button:last-child").focus({ preventScroll: true });
+      this.place.replaceChildren(...before);
+      this.place.querySelector(".change").focus({ preventScroll: true });
     };
-    row.append(makeButton("Cancel", close), save);
+    row.append(makeButton("Cancel", close), make("button", "main", this.verb));
     form.append(field, row);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (!field.value.trim() && !this.message.files) return;
-      this.show(); // as it was, in case the change is undone
+      close(); // as it was: it stays as another version
       this.actions.edit(field.value);
     });
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
         event.stopPropagation();
         close();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && this.isShort) {
         event.preventDefault();
         form.requestSubmit();
       }
     });
-    this.place.replaceChildren(make("h2", "unseen", "You"), ...filesOf(this.message), form);
+    this.place.replaceChildren(this.title, ...filesOf(this.message), form);
     field.focus();
     field.setSelectionRange(field.value.length, field.value.length);
   }
 }
 
+/** A question, with its files. */
+export class QuestionView extends MessageView {
+  fieldName = "Your message";
+  verb = "Send";
+  isShort = true; // Enter sends it
+
+  constructor(message, actions) {
+    super(message, actions, "question", "You");
+    this.place.append(this.title, ...filesOf(message));
+    if (message.content) this.place.append(make("p", "asked", message.content));
+    this.place.append(this.tools);
+    const { others = [], place = 0 } = message;
+    this.fillTools([], place, others.length + 1);
+  }
+}
+
 function filesOf({ files = [] }) {
-  return files.map(({ name, text }) => {
+  return files.map((file) => {
+    const { name, text, image } = file;
+    if (image) {
+      const figure = make("figure", "image");
+      figure.append(makeImage(file), make("figcaption", "", name));
+      return figure;
+    }
     const place = make("details", "file");
     place.append(make("summary", "", `${name} (${plural(text.split("\n").length, "line")})`));
     const body = make("pre", "", text);
@@ -74,21 +97,20 @@ function filesOf({ files = [] }) {
 }
 
 /** An answer, complete or while it streams. */
-export class AnswerView {
-  /** @param {{again, goOn, why: () => void, turn: (number) => void}} actions */
+export class AnswerView extends MessageView {
+  fieldName = "The answer";
+  verb = "Save";
+  isShort = false;
+
+  /** @param {{edit, remove, again, goOn, why: () => void, turn: (number) => void}} actions */
   constructor(message, actions) {
-    this.message = message;
-    this.actions = actions;
-    this.place = make("article", "message answer");
-    this.place.setAttribute("aria-label", "Answer");
+    super(message, actions, "answer", "Answer");
     this.thinking = make("details", "thinking");
     this.thinking.append(make("summary", "", "Thinking"), make("div", "thought"));
     this.thinking.hidden = true;
     this.markdown = new MarkdownView();
     this.cost = make("p", "cost");
-    this.tools = make("div", "tools");
-    const title = make("h2", "unseen", "Answer");
-    this.place.append(title, this.thinking, this.markdown.place, this.cost, this.tools);
+    this.place.append(this.title, this.thinking, this.markdown.place, this.cost, this.tools);
   }
 
   /** Show the text so far, and a line about the state of the answer. */
@@ -117,11 +139,8 @@ export class AnswerView {
     this.place.setAttribute("aria-busy", "false");
     this.draw();
     this.cost.textContent = summaryOf(this.message);
-    this.tools.replaceChildren(
-      makeButton("Copy", (button) => copyFrom(button, this.message.content), { icon: "copy" }),
-      makeButton("Answer again", this.actions.again, { icon: "again" }),
-    );
-    if (tails.length) this.tools.append(turnerOf(shown, tails.length + 1, this.actions.turn));
+    const again = makeButton("Answer again", this.actions.again, { icon: "again" });
+    this.fillTools([again], shown, tails.length + 1);
     if (isLast && this.message.finish === "length" && this.message.content) {
       this.tools.append(makeButton("Continue", this.actions.goOn));
     }
@@ -131,17 +150,18 @@ export class AnswerView {
   }
 }
 
-/** Return the buttons to the answers before and behind one of several. */
-function turnerOf(shown, n, turn) {
+/** Return the buttons to the versions before and behind one of several. */
+function turnerOf(shown, n, turn, name) {
+  const noun = name === "Answer" ? "answer" : "version";
   const place = make("span", "turner");
   const add = (text, icon, number) => {
     const button = makeButton(text, () => turn(number), { icon });
     button.disabled = number < 0 || number >= n;
     place.append(button);
   };
-  add("Earlier answer", "before", shown - 1);
+  add(`Earlier ${noun}`, "before", shown - 1);
   place.append(make("span", "", `${shown + 1} / ${n}`));
-  add("Later answer", "behind", shown + 1);
+  add(`Later ${noun}`, "behind", shown + 1);
   return place;
 }
 
@@ -150,7 +170,7 @@ export function summaryOf({ content, finish, stats = {} }) {
   const told = [];
   if (!content) told.push("No text");
   if (finish === "length") told.push("ended at the limit of its length");
-  if (finish === "stopped") told.push("stopped");
+  if (finish === "stopped" || finish === "edited") told.push(finish);
   if (stats.tokens) told.push(`${asCount(stats.tokens)} tokens`);
   if (stats.tokens_per_s) told.push(`${asSpeed(stats.tokens_per_s)} tokens/s`);
   const line = told.join(" · ");

@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { countTokens } from "./api.js";
-import { firstThatFits, startLater, toRequest } from "./context.js";
+import { firstThatFits, startLater, toRequest, withoutImages } from "./context.js";
 
 const DRAW_MS = 40; // milliseconds between updates of the page while an answer streams
 
@@ -10,7 +10,7 @@ const DRAW_MS = 40; // milliseconds between updates of the page while an answer 
 export class Run {
   /**
    * @param {object} conversation
-   * @param {{fields: object, system: string, room: number | null} | null} asked what is sent with
+   * @param {{fields, system: string, room: number | null, sees: boolean} | null} asked what is sent with
    *   it; null to take up the answer that goes on in the server
    * @param {{begun: Function, moved: Function, save: Function}} page called with this run: a
    *   request begins, and the answer has grown; and with a conversation that must be kept
@@ -27,13 +27,14 @@ export class Run {
   /** Ask; leave out old turns as long as it says that it is too much; return the error. */
   async run() {
     if (!this.asked) return this.stream(null);
-    const { conversation, asked: { fields, system, room } } = this;
+    const { conversation, asked: { fields, system, room, sees } } = this;
     const count = (messages) => countTokens(fields.model, messages);
     let start = await firstThatFits(conversation, system, room, count);
     let trouble = null;
     while (start !== null && !this.isStopped) {
       conversation.start = start;
-      const input = toRequest(conversation, system);
+      const shown = sees === false ? withoutImages(conversation) : conversation;
+      const input = toRequest(shown, system);
       trouble = await this.stream({ ...fields, input, background: true });
       const isTooLong = trouble?.code === "context_length_exceeded";
       start = isTooLong ? startLater(conversation) : null;

@@ -14,13 +14,13 @@ let shown = []; // what the list was made of
  * @param {string} current id of the one that is open
  * @param {Map<string, object>} runs by id: those that are being answered
  * @param {string} query only those that have its words are shown
- * @param {{open: Function, rename: Function, remove: Function}} actions take a conversation
+ * @param {{open, pin, rename, remove: Function}} actions take a conversation
  */
 export function showList(conversations, current, runs, query, actions) {
   const place = $("conversations");
   const hits = search(conversations, query, titleOf);
   const facts = hits.flatMap(({ one, found }) =>
-    [one, titleOf(one), runs.has(one.id), found?.join("\n")]);
+    [one, titleOf(one), runs.has(one.id), one.pinned === true, found?.join("\n")]);
   const state = [current, conversations.length > 0, ...facts];
   const isSame = state.length === shown.length && state.every((one, i) => one === shown[i]);
   if (isSame && !place.querySelector("li:empty")) return;
@@ -47,7 +47,9 @@ function rowOf({ one: conversation, found }, current, runs, actions) {
     { icon: "edit" });
   const remove = makeButton(`Delete: ${title}`, () => actions.remove(conversation),
     { icon: "delete" });
-  row.append(open, rename, remove);
+  const pin = makeButton(`Pin: ${title}`, () => actions.pin(conversation), { icon: "pin" });
+  pin.setAttribute("aria-pressed", String(conversation.pinned === true));
+  row.append(open, pin, rename, remove);
   if (runs.has(conversation.id)) {
     const mark = make("span", "answering");
     mark.id = `answering-${conversation.id}`;

@@ -5,7 +5,7 @@ import { AnswerView, QuestionView } from "./message.js";
 
 /** Shows a conversation. Each message keeps its elements as long as it is there. */
 export class Thread {
-  /** @param {{again, turn, edit, goOn, why}} actions take a message; `edit` a
+  /** @param {{again, turn, edit, remove, goOn, why}} actions take a message; `edit` a
    *   text and `turn` a number as well */
   constructor(actions) {
     this.actions = actions;
@@ -58,12 +58,12 @@ export class Thread {
   }
 
   makeView(message) {
-    const { again, turn, edit, goOn, why } = this.actions;
-    if (message.role === "user") {
-      return new QuestionView(message, { edit: (text) => edit(message, text) });
-    }
-    return new AnswerView(message, { again: () => again(message), goOn, why: () => why(message),
-      turn: (number) => turn(message, number) });
+    const { again, turn, edit, remove, goOn, why } = this.actions;
+    const own = { edit: (text) => edit(message, text), remove: () => remove(message),
+      turn: (number) => turn(message, number) };
+    if (message.role === "user") return new QuestionView(message, own);
+    return new AnswerView(message, { ...own, again: () => again(message), goOn,
+      why: () => why(message) });
   }
 }
 

@@ -12,7 +12,9 @@ export function toMarkdown(conversation) {
   const parts = [`# ${titleOf(conversation)}`];
   for (const message of conversation.messages) {
     parts.push(message.role === "user" ? "## You" : `## ${message.model ?? "Answer"}`);
-    for (const file of message.files ?? []) parts.push(`File \`${file.name}\`:`, fenced(file.text));
+    for (const { name, text, image } of message.files ?? []) {
+      parts.push(...(image ? [`Image \`${name}\``] : [`File \`${name}\`:`, fenced(text)]));
+    }
     if (message.content) parts.push(message.content.trim());
   }
   return `${parts.join("\n\n")}\n`;

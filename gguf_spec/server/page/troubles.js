@@ -55,3 +55,14 @@ export function tellNotKept(page) {
   showNotice("This browser keeps nothing more: its storage is full or switched off. The newest \
 messages will be gone when the page is closed.", actions);
 }
+
+/** Return whether the model sees the images of a message; if not, name one that does. */
+export function canSee(page, { files = [] }) {
+  const images = files.filter((file) => file.image);
+  if (!images.length || page.model?.sees !== false) return true;
+  const other = page.models.find((one) => one.sees);
+  const use = () => page.choose(other.id);
+  const hint = other ? `${other.id} can.` : "No model of this server is known to do so.";
+  showTrouble(`${page.model.id} cannot see images. ${hint}`, other ? [[`Use ${other.id}`, use]] : []);
+  return false;
+}
