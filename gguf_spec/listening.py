@@ -1,13 +1,18 @@
-"""Functions that get the events of a generation, in the thread that computes it."""
+"""Functions that get the events of a generation, in the thread that computes it.
+
+And work that goes on at the end of a generation, so that no thread waits for that.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from .results import Chunk, Ended
+from .results import Answer, Chunk, Ended
+
+R = TypeVar("R")
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,3 +56,42 @@ class Listener(NamedTuple):
             self.call(Ended(error))
         except BaseException:
             _LOG.exception("A function that listens to a generation failed at its end.")
+
+
+Work: TypeAlias = Generator[tuple[Answer, Callable[[Chunk], object]], None, R]
+"""Yields each generation that it needs, with a function for its chunks, and goes on at its end.
+
+An error of the generation is raised at the `yield`. The function is called by a thread of the
+engine, and must not wait.
+"""
+
+
+def go_on(
+    work: Work[Any],
+    error: BaseException | None,
+    on_ended: Callable[[BaseException | None], object],
+) -> None:
+    """Run a work until it needs a generation, and let the engine compute that.
+
+    Args:
+        work: The work.
+        error: What its last generation ended with.
+        on_ended: Called by a thread of the engine when the generation has ended, with its error.
+
+    Raises:
+        StopIteration: The work has ended, with this value; other errors are its own.
+    """
+    while True:
+        answer, call = work.throw(error) if error else next(work)
+
+        def came(event: Chunk | Ended, call: Callable[[Chunk], object] = call) -> None:
+            if isinstance(event, Ended):
+                on_ended(event.error)
+            else:
+                call(event)
+
+        try:
+            answer.listen(came)
+            return
+        except BaseException as raised:
+            error = raised

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
+from ..listening import Work
 from ..protocols.bodies import parse
 from ..protocols.edit import read_edit
 from ..protocols.errors import LOG, ApiError, as_refusal, client_closed, failure, log
@@ -505,12 +506,12 @@ class App:
         data = await self._bodies.read(request, dict)
         model = self._models.find(data.get("model"), any_model=False)
 
-        def work(llm: LLM) -> None:
+        def work(llm: LLM) -> Work[None]:
             def send(kind: str, value: Any) -> None:
                 job.post(Sent(kind, pack(value)))
 
             try:
-                call(llm.engine, data, send, job.reading)
+                yield from call(llm.engine, data, send, job.reading)
             except PromptTooLongError as error:
                 if not job.tried and self._pool.ctx_max(llm) > error.n_prompt:
                     raise  # the context grows
