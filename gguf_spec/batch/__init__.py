@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import BatchFileError
-from ..listening import Work
 from ..options import check_types
-from ..results import Chunk
+from ..results import Chunk, Work
 from ..runtime.many import Cancellation, checked_parallel, run_all
 from ..system.files import remedy, try_lock, with_end
 from ..system.process import OfOneProcess

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import BatchFileError, ClosedError, GgufSpecError
-from ..listening import Work
 from ..options import Sampling, Speculation
 from ..protocols.bodies import SEEDS, made, parse
 from ..protocols.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
@@ -22,6 +21,7 @@ from ..protocols.openai import ResponseBuilder, read_chat, read_text
 from ..protocols.replies import usage
 from ..protocols.request import CompletionRequest
 from ..protocols.schema import FLAG, is_count
+from ..results import Work
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..tools.families import family_of
 

@@ -10,16 +10,14 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
-from ..llama.samplers import dry_penalties
-from ..llama.sequence import CachedSequence
-from ..llama.weights import Weights
+from ..images import check_ids
 from ..options import Sampling, Speculation, WholeGrammarSampling
 from ..passes import LanguageModel
 from ..results import Chunk, FinishReason, OnProgress, Part, Progress, Stats, TokenLogprob
-from ..sampling.chain import CompatSampling, Filters, Sampler
+from ..sampling.chain import CompatSampling, Filters, Penalties, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
 from ..speculative import engine
@@ -33,7 +31,10 @@ from ..speculative.scheduler import SlotPair
 from ..text.detokenizer import PartStream, joined, text_of
 from ..text.reasoning import ReasoningFormat, State, Thinking
 from .prefix_cache import PrefixStore
-from .prompt import check_ids
+
+if TYPE_CHECKING:
+    from ..llama.sequence import CachedSequence
+    from ..llama.weights import Weights
 
 T = TypeVar("T")
 
@@ -222,7 +223,11 @@ class Generation:
     """
 
     def __init__(
-        self, request: Request, pair: ModelPair[CachedSequence], kept: PrefixStore
+        self,
+        request: Request,
+        pair: ModelPair[CachedSequence],
+        kept: PrefixStore,
+        dry: Callable[[Weights, Sampling], Penalties],
     ) -> None:
         """Prepare the generation.
 
@@ -230,6 +235,7 @@ class Generation:
             request: The request.
             pair: The models.
             kept: Caches of earlier texts.
+            dry: Makes the penalties of DRY.
 
         Raises:
             InvalidOptionError: The grammar is invalid or rejects the prefill.
@@ -271,7 +277,7 @@ class Generation:
             request.sampling,
             len(request.prompt),
             request.prefill,
-            partial(dry_penalties, weights),
+            partial(dry, weights),
         )
         self._thinking = _thinking(request, weights, self._filters, state)
         self._n_kept = (

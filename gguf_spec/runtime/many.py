@@ -13,9 +13,8 @@ from weakref import WeakSet
 
 from ..engine import Answer, Prompt
 from ..errors import GgufSpecError, InvalidOptionError
-from ..listening import Work, go_on
 from ..options import Sampling, check_types, require, wrong_type
-from ..results import Completion
+from ..results import Completion, Work, go_on
 from ..system.process import before_end_of_threads
 
 J = TypeVar("J")

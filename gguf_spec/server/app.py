@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
-from ..listening import Work
 from ..protocols.bodies import parse
 from ..protocols.edit import read_edit
 from ..protocols.errors import LOG, ApiError, as_refusal, client_closed, failure, log
@@ -49,6 +48,7 @@ from ..protocols.openai import ResponseBuilder, read_chat, read_text
 from ..protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, Reply, StreamFormat
 from ..protocols.request import CompletionRequest, ReadBody
 from ..protocols.responses import ResponseReply, read_response
+from ..results import Work
 from ..system.helper import Helper
 from .connections import REFUSAL
 from .edit import EditRun

@@ -29,9 +29,19 @@ from .. import __version__
 from ..engine import Answer, Engine, Facts, Infill, Measured, Request
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..images import GivenImage, has_images
-from ..listening import Listener, Work
 from ..options import LOADING, Message, PromptOptions, Sampling, Speculation
-from ..results import Chunk, Completion, Ended, OnProgress, Part, Progress, Stats, TokenLogprob
+from ..results import (
+    Chunk,
+    Completion,
+    Ended,
+    Listener,
+    OnProgress,
+    Part,
+    Progress,
+    Stats,
+    TokenLogprob,
+    Work,
+)
 from ..runtime.client import Client
 from ..system.files import atomic_write, state_folder
 from ..vocabulary import Tokens

@@ -23,12 +23,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import ContextTooShortError, PromptTooLongError
-from ..listening import Work, go_on
 from ..protocols.errors import LOG, ApiError, client_closed, shutting_down
 from ..protocols.events import ChoiceEnded, ChunkEvent, PromptRead, Started, Why, named
 from ..protocols.fields import NOTED
 from ..protocols.request import CompletionRequest, LineReader
-from ..results import Stats
+from ..results import Stats, Work, go_on
 from ..tools.families import family_of
 from .events import Done, ErrorEvent
 from .jobs import Job

@@ -31,9 +31,8 @@ from typing import Any
 
 from ..bench.workloads import long_text
 from ..errors import ContextTooShortError, EmptyPromptError, GgufSpecError, InvalidOptionError
-from ..listening import Work
 from ..options import Sampling, Speculation
-from ..results import Completion, OnProgress, Progress
+from ..results import Completion, OnProgress, Progress, Work
 from ..runtime.llm import LLM
 from ..runtime.many import Cancellation, completion, run_all
 from .checks import (
