@@ -16,7 +16,7 @@ import binascii
 import hashlib
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -242,3 +242,24 @@ def has_images(prompt: object) -> bool:
     contents = [one.get("content") for one in prompt if isinstance(one, Mapping)]
     parts = [part for one in contents if isinstance(one, list) for part in one]
     return any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in parts)
+
+
+class PromptTokens(list[int]):
+    """Token ids of a prompt, and the images in it, which stay in memory as long as this list."""
+
+    def __init__(self, ids: Iterable[int], chunks: Sequence[Any]) -> None:
+        super().__init__(ids)
+        self.chunks: tuple[Any, ...] = tuple(chunks)
+
+
+def check_ids(tokens: Sequence[int]) -> list[int]:
+    """Return the tokens of a prompt without its images.
+
+    Raises:
+        ImageError: The prompt ends with an image.
+    """
+    if not isinstance(tokens, PromptTokens):
+        return [*tokens]
+    if tokens[-1] >= IMAGE_IDS:
+        raise ImageError("the prompt ends with an image.", "add a text after it.")
+    return [token for token in tokens if token < IMAGE_IDS]

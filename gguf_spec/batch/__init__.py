@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import BatchFileError
 from ..options import check_types
-from ..results import Chunk
-from ..runtime.many import Cancellation, Work, checked_parallel, run_all
+from ..results import Chunk, Work
+from ..runtime.many import Cancellation, checked_parallel, run_all
 from ..system.files import remedy, try_lock, with_end
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines

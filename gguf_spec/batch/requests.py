@@ -21,7 +21,8 @@ from ..protocols.openai import ResponseBuilder, read_chat, read_text
 from ..protocols.replies import usage
 from ..protocols.request import CompletionRequest
 from ..protocols.schema import FLAG, is_count
-from ..runtime.many import Cancellation, CancelledGenerationError, Work
+from ..results import Work
+from ..runtime.many import Cancellation, CancelledGenerationError
 from ..tools.families import family_of
 
 if TYPE_CHECKING:

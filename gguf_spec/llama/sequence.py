@@ -26,6 +26,7 @@ from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, RollbackError
 from ..options import K_MAX, require
 from ..passes import Exactness, PassPart
+from . import own_kernels
 from .bindings import C
 from .native import Native
 from .native_head import HiddenRows
@@ -107,6 +108,11 @@ class CachedSequence:
     def native(self) -> Native:
         """The native objects of llama.cpp; an error if they are closed."""
         return self.weights.native
+
+    @property
+    def kernels(self) -> Any:
+        """The library of the own kernels; None where those of llama.cpp are used."""
+        return own_kernels.library() if own_kernels.in_use().name else None
 
     @property
     def label(self) -> str:

@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,7 +40,7 @@ from ..errors import (
 )
 from ..gguf.adapters import OTHER_PROJECTOR
 from ..gguf.header import Header
-from ..images import Image
+from ..images import Image, PromptTokens
 from ..options import IMAGE_IDS
 from ..system.files import content_id
 from ..system.process import OfOneProcess
@@ -343,14 +343,6 @@ class Span(NamedTuple):
     @property
     def ids(self) -> range:
         return range(self.first, self.first + self.n_tokens)
-
-
-class PromptTokens(list[int]):
-    """Token ids of a prompt, and the images in it, which stay in memory as long as this list."""
-
-    def __init__(self, ids: Iterable[int], chunks: Sequence[ImageChunk]) -> None:
-        super().__init__(ids)
-        self.chunks: tuple[ImageChunk, ...] = tuple(chunks)
 
 
 class ImageTokens:

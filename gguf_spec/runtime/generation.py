@@ -10,17 +10,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
-from ..llama import own_kernels
-from ..llama.samplers import dry_penalties
-from ..llama.sequence import CachedSequence
-from ..llama.weights import Weights
+from ..images import check_ids
 from ..options import Sampling, Speculation, WholeGrammarSampling
 from ..passes import LanguageModel
 from ..results import Chunk, FinishReason, OnProgress, Part, Progress, Stats, TokenLogprob
-from ..sampling.chain import CompatSampling, Filters, Sampler
+from ..sampling import native
+from ..sampling.chain import CompatSampling, Filters, Penalties, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
 from ..speculative import engine
@@ -34,7 +32,10 @@ from ..speculative.scheduler import SlotPair
 from ..text.detokenizer import PartStream, joined, text_of
 from ..text.reasoning import ReasoningFormat, State, Thinking
 from .prefix_cache import PrefixStore
-from .prompt import check_ids
+
+if TYPE_CHECKING:
+    from ..llama.sequence import CachedSequence
+    from ..llama.weights import Weights
 
 T = TypeVar("T")
 
@@ -223,7 +224,11 @@ class Generation:
     """
 
     def __init__(
-        self, request: Request, pair: ModelPair[CachedSequence], kept: PrefixStore
+        self,
+        request: Request,
+        pair: ModelPair[CachedSequence],
+        kept: PrefixStore,
+        dry: Callable[[Weights, Sampling], Penalties],
     ) -> None:
         """Prepare the generation.
 
@@ -231,6 +236,7 @@ class Generation:
             request: The request.
             pair: The models.
             kept: Caches of earlier texts.
+            dry: Makes the penalties of DRY.
 
         Raises:
             InvalidOptionError: The grammar is invalid or rejects the prefill.
@@ -272,7 +278,7 @@ class Generation:
             request.sampling,
             len(request.prompt),
             request.prefill,
-            partial(dry_penalties, weights),
+            partial(dry, weights),
         )
         self._thinking = _thinking(request, weights, self._filters, state)
         self._n_kept = (
@@ -348,13 +354,12 @@ class Generation:
 
     def _chooser(self, chain: Sampler) -> engine.Choose | None:
         """Return the sampler of the kernels' library; None where it has not all of the chain."""
-        if self._rule.accept is not coupled or not own_kernels.in_use().name:
+        kernels = self._target.kernels
+        if self._rule.accept is not coupled or kernels is None:
             return None
-        from ..sampling import native
-
         if not native.is_possible(chain, self._rule.noise):
             return None
-        library = native.functions(own_kernels.library())
+        library = native.functions(kernels)
         return native.NativeSampler(library, chain, self._rule.noise).choose if library else None
 
     def cancelled_chunk(self) -> Chunk:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakSet
 
 from ..engine import Answer, Prompt
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
-from ..results import Chunk, Completion, Ended
+from ..results import Completion, Work, go_on
 from ..system.process import before_end_of_threads
 
 J = TypeVar("J")
@@ -71,45 +71,6 @@ class Cancellation:
     def _check(self) -> None:
         if self.is_set:
             raise CancelledGenerationError
-
-
-Work: TypeAlias = Generator[tuple[Answer, Callable[[Chunk], object]], None, R]
-"""Yields each generation that it needs, with a function for its chunks, and goes on at its end.
-
-An error of the generation is raised at the `yield`. The function is called by a thread of the
-engine, and must not wait.
-"""
-
-
-def go_on(
-    work: Work[Any],
-    error: BaseException | None,
-    on_ended: Callable[[BaseException | None], object],
-) -> None:
-    """Run a work until it needs a generation, and let the engine compute that.
-
-    Args:
-        work: The work.
-        error: What its last generation ended with.
-        on_ended: Called by a thread of the engine when the generation has ended, with its error.
-
-    Raises:
-        StopIteration: The work has ended, with this value; other errors are its own.
-    """
-    while True:
-        answer, call = work.throw(error) if error else next(work)
-
-        def came(event: Chunk | Ended, call: Callable[[Chunk], object] = call) -> None:
-            if isinstance(event, Ended):
-                on_ended(event.error)
-            else:
-                call(event)
-
-        try:
-            answer.listen(came)
-            return
-        except BaseException as raised:
-            error = raised
 
 
 class _Jobs(Generic[J, R]):

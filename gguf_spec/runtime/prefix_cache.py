@@ -26,8 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GgufSpecError, RollbackError
-from ..llama.recurrent_state import Checkpoint, RecurrentState
-from ..llama.sequence import CachedSequence
 from ..passes import Exactness
 from ..results import PrefixMemory
 from ..speculative.prefix import reusable
@@ -36,6 +34,8 @@ from ..system.machine import available_bytes
 from ..vocabulary import common
 
 if TYPE_CHECKING:
+    from ..llama.recurrent_state import Checkpoint, RecurrentState
+    from ..llama.sequence import CachedSequence
     from .kept_prompts import KeptPrompts
 
 # Tokens; a copy must save reading at least as many.

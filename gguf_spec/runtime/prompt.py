@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ImageError, InvalidOptionError, NoVisionError, TemplateError
-from ..images import MARKER, GivenImage, Image, as_image, image_of_url
+from ..images import MARKER, GivenImage, Image, PromptTokens, as_image, image_of_url
 from ..llama.sequence import CachedSequence
-from ..llama.vision import ImageTokens, PromptTokens
+from ..llama.vision import ImageTokens
 from ..llama.weights import Weights
 from ..options import IMAGE_IDS, Message, PromptOptions
 from ..text.chat_template import check_text, encode_chat
@@ -155,19 +155,6 @@ def with_images(tokens: Sequence[int], target: CachedSequence) -> list[int]:
     if not tokens or not getattr(target, "sees", False) or max(tokens) < IMAGE_IDS:
         return [*tokens]
     return PromptTokens(tokens, image_tokens_of(target).chunks_of(tokens))
-
-
-def check_ids(tokens: Sequence[int]) -> list[int]:
-    """Return the tokens of a prompt without its images.
-
-    Raises:
-        ImageError: The prompt ends with an image.
-    """
-    if not isinstance(tokens, PromptTokens):
-        return [*tokens]
-    if tokens[-1] >= IMAGE_IDS:
-        raise ImageError("the prompt ends with an image.", "add a text after it.")
-    return [token for token in tokens if token < IMAGE_IDS]
 
 
 def image_tokens_of(target: CachedSequence) -> ImageTokens:

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
 from ..errors import BusyError, ForkedError
-from ..listening import Listener
-from ..results import Chunk, Completion, Ended, Stats
+from ..results import Chunk, Completion, Ended, Listener, Stats
 from ..system.process import OfOneProcess
 from .generation import Generation
 

@@ -48,6 +48,7 @@ from ..protocols.openai import ResponseBuilder, read_chat, read_text
 from ..protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, Reply, StreamFormat
 from ..protocols.request import CompletionRequest, ReadBody
 from ..protocols.responses import ResponseReply, read_response
+from ..results import Work
 from ..system.helper import Helper
 from .background import Background
 from .connections import REFUSAL
@@ -526,12 +527,12 @@ class App:
         data = await self._bodies.read(request, dict)
         model = self._models.find(data.get("model"), any_model=False)
 
-        def work(llm: LLM) -> None:
+        def work(llm: LLM) -> Work[None]:
             def send(kind: str, value: Any) -> None:
                 job.post(Sent(kind, pack(value)))
 
             try:
-                call(llm.engine, data, send, job.reading)
+                yield from call(llm.engine, data, send, job.reading)
             except PromptTooLongError as error:
                 if not job.tried and self._pool.ctx_max(llm) > error.n_prompt:
                     raise  # the context grows

@@ -38,7 +38,8 @@ class Job:
     Attributes:
         request: The request, or a task: a function of the loaded model.
         stats: Statistics of the complete choices.
-        n_threads: Number of threads that answer it. The worker changes it.
+        n_turns: Number of its turns: choices, or its task, that are being answered. The worker
+            changes it.
         last: The last event, to be sent when no thread answers it any more.
         began_s: Time when it was created, by `time.perf_counter`.
         faults: What the answers do not fulfil of the schemas.
@@ -78,7 +79,7 @@ class Job:
         self.stats: list[Stats] = []
         self.unenforced: Unenforced | None = None
         self.faults: list[str] = []
-        self.n_threads = 0
+        self.n_turns = 0
         self.last: Event = Done()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()

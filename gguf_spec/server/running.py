@@ -29,9 +29,19 @@ from .. import __version__
 from ..engine import Answer, Engine, Facts, Infill, Measured, Request
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..images import GivenImage, has_images
-from ..listening import Listener
 from ..options import LOADING, Message, PromptOptions, Sampling, Speculation
-from ..results import Chunk, Completion, Ended, OnProgress, Part, Progress, Stats, TokenLogprob
+from ..results import (
+    Chunk,
+    Completion,
+    Ended,
+    Listener,
+    OnProgress,
+    Part,
+    Progress,
+    Stats,
+    TokenLogprob,
+    Work,
+)
 from ..runtime.client import Client
 from ..system.files import atomic_write, state_folder
 from ..vocabulary import Tokens
@@ -252,7 +262,7 @@ def call(
     data: Any,
     send: Callable[[str, Any], None],
     reading: Callable[..., Any],
-) -> None:
+) -> Work[None]:
     """Do what a `RemoteEngine` asks for.
 
     Args:
@@ -278,7 +288,8 @@ def call(
                 send("stats", answer.stats)  # before it, for a client that ends the answer there
                 send("chunk", chunk)
 
-            send("value", answer.run_to_end(send_chunk))
+            yield answer, send_chunk
+            send("value", answer.result)
     else:
         raise ValueError(method)
 

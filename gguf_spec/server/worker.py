@@ -1,4 +1,8 @@
-"""Worker of a server: its queue, and the threads that answer requests.
+"""Worker of a server: its queue, and the threads that prepare and finish answers.
+
+The thread of the engine computes the answers and sends their chunks. So a long prompt or grammar,
+which is prepared here, does not keep the passes of others waiting, and no thread here waits for an
+answer.
 
 The requests of one model run together, as many as share the passes of its LLM. A request for
 another model waits until they are done, and those behind it wait with it: two models would compete
@@ -12,17 +16,18 @@ import collections
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import ContextTooShortError, PromptTooLongError
 from ..protocols.errors import LOG, ApiError, client_closed, shutting_down
 from ..protocols.events import ChoiceEnded, ChunkEvent, PromptRead, Started, Why, named
 from ..protocols.fields import NOTED
 from ..protocols.request import CompletionRequest, LineReader
-from ..results import Stats
+from ..results import Stats, Work, go_on
 from ..tools.families import family_of
 from .events import Done, ErrorEvent
 from .jobs import Job
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 
+Turn: TypeAlias = "tuple[Job, Work[None], BaseException | None]"
+
 # Bytes of all requests that wait, about, as they are held in memory.
 WAITING_BYTES = 1 << 28
 # tokens of an answer for which the context grows, where the request names no number
@@ -43,10 +50,11 @@ _ROOM = 1024
 
 
 class Worker:
-    """Threads that answer jobs in the order of their submission, one choice after the other.
+    """Answers jobs in the order of their submission, in turns: a choice, or a task, is one turn.
 
-    There are as many threads as one of the LLMs so far runs requests at once. A job for several
-    choices is given more threads while there is room and no other job waits.
+    As many turns run at once as the LLM runs requests. A job for several choices is given more
+    while there is room and no other job waits. A turn is a `Work`: it has a thread while it is
+    prepared and finished. There is one thread, and more only while several of them have to do.
     """
 
     n_steps: int
@@ -57,14 +65,17 @@ class Worker:
         self._changed = threading.Condition()
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: list[Job] = []  # all of one model
+        # turns whose generation has ended, with its error
+        self._answered: collections.deque[Turn] = collections.deque()
         self._threads: list[threading.Thread] = []
+        self._n_idle, self._most_threads = 0, 1
         self._ends = False
         self._refuses = False  # from `cancel_all` on
         self._unloads = False  # no job for another model begins then
         self.n_steps = 0
         # Moving average of the seconds from one end of a job to the next, and time of the last one.
         self._pace_s, self._ended_s = 1.0, -math.inf
-        self._have_threads(1)
+        self._start_thread()
 
     @property
     def n_waiting(self) -> int:
@@ -115,7 +126,7 @@ class Worker:
                     {"Retry-After": str(seconds)},
                 )
             self._waiting.append(job)
-            self._changed.notify()
+            self._wake()
 
     def _seconds_until_empty(self) -> int:
         """Return the seconds until all that wait are answered, if it goes on as it did.
@@ -143,7 +154,7 @@ class Worker:
             if job not in self._waiting:
                 return
             self._waiting.remove(job)
-            self._changed.notify()  # it may have been the one that another model waited for
+            self._wake()  # it may have been the one that another model waited for
         if why != "timeout" or not job.has_started:
             job.last = ErrorEvent(client_closed() if why == "client_closed" else shutting_down())
             job.failed = True
@@ -168,40 +179,60 @@ class Worker:
 
     # ---- the threads
 
-    def _have_threads(self, n: int) -> None:
-        """Start threads until there are at least `n`, or as many as the system allows."""
-        with self._changed:
-            try:
-                while len(self._threads) < n:
-                    name = "gguf-spec-worker"
-                    thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
-            except RuntimeError:
-                if not self._threads:
-                    raise
-            self._changed.notify_all()  # a model that was loaded just now may have room for others
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="gguf-spec-worker", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _wake(self) -> None:
+        """Let a thread take the next turn, if there is one; start a thread if all have to do."""
+        if not self._finds():
+            return
+        if self._n_idle:
+            self._changed.notify()
+        elif len(self._threads) < self._most_threads:
+            with suppress(RuntimeError):  # as many as the system allows
+                self._start_thread()
 
     def _run(self) -> None:
-        job = self._next()
-        while job:
-            self._answer(job)
+        turn = self._next()
+        while turn:
+            turn = self._go_on(*turn) or self._next()
+
+    def _go_on(self, job: Job, work: Work[None], error: BaseException | None) -> Turn | None:
+        """Go on with a turn until it has ended, or the engine computes a generation for it.
+
+        At its end the next one is returned, if there is one: a job that goes on at once is never
+        seen as waiting.
+        """
+
+        def ended(error: BaseException | None) -> None:
+            with self._changed:
+                self._answered.append((job, work, error))
+                self._wake()
+
+        NOTED.set(job.noted)
+        try:
+            go_on(work, error, ended)
+        except StopIteration:
             with self._changed:
                 self._leave(job)
-                job = self._ready()  # at once: a job that goes on is never seen as waiting
-            job = job or self._next()
+                return self._take()
+        return None
 
-    def _next(self) -> Job | None:
-        """Wait for a job that this thread can answer; unload idle models. None at the end."""
+    def _next(self) -> Turn | None:
+        """Wait for a turn; unload idle models. None at the end."""
         while True:
             with self._changed:
-                if job := self._ready():
-                    return job
+                if turn := self._take():
+                    return turn
                 if self._ends and not (self._running or self._waiting):
                     return None
                 seconds = self._pool.seconds_left()
                 if seconds != 0 or self._unloads:
+                    self._n_idle += 1
                     self._changed.wait(None if self._unloads else seconds)
+                    self._n_idle -= 1
                     continue
                 self._unloads = True
                 model = self._running[0].model if self._running else None
@@ -212,35 +243,44 @@ class Worker:
                     self._unloads = False
                     self._changed.notify_all()
 
+    def _take(self) -> Turn | None:
+        """Return the next turn, if there is one; those that go on come first."""
+        if self._answered:
+            turn = self._answered.popleft()
+        elif job := self._ready():
+            if self._waiting and job is self._waiting[0]:
+                self._running.append(self._waiting.popleft())
+            job.n_turns += 1
+            turn = job, self._answer(job), None
+        else:
+            return None
+        self._wake()  # the one that was woken takes one turn
+        return turn
+
+    def _finds(self) -> bool:
+        return bool(self._answered or self._ready())
+
     def _ready(self) -> Job | None:
-        """Return a job that a further thread can answer now; one that waits comes first."""
+        """Return a job that can have a further turn now; one that waits comes first."""
         if self._unloads and not self._running:
             return None
-        job: Job | None
-        if self._waiting and self._room(self._waiting[0].model, self._waiting[0].n_ctx):
-            job = self._waiting.popleft()
-            self._running.append(job)
-        else:
-            # A request of this model may wait for a longer context, which grows when none runs.
-            first = next(iter(self._waiting), None)
-            ready = (
-                one
-                for one in self._running
-                if one.has_more
-                and self._room(one.model)
-                and not (first and first.model is one.model)
-            )
-            job = next(ready, None)
-        if job:
-            job.n_threads += 1
-        return job
+        first = next(iter(self._waiting), None)
+        if first and self._room(first.model, first.n_ctx):
+            return first
+        # A request of this model may wait for a longer context, which grows when none runs.
+        ready = (
+            one
+            for one in self._running
+            if one.has_more and self._room(one.model) and not (first and first.model is one.model)
+        )
+        return next(ready, None)
 
     @property
     def _n_busy(self) -> int:
-        return sum(job.n_threads for job in self._running)
+        return sum(job.n_turns for job in self._running)
 
     def _room(self, model: ServedModel, n_ctx: int = 0) -> int:
-        """Return how many more threads may answer requests for a model.
+        """Return how many more turns of requests for a model may run.
 
         Its context grows to `n_ctx` when no request runs.
         """
@@ -249,10 +289,10 @@ class Worker:
         loaded = self._pool.loaded(model)
         if loaded and loaded.llm.n_ctx < max(n_ctx, *(job.n_ctx for job in self._running), 0):
             return 0 if self._running else 1
-        # Only one thread may load it.
+        # Only one turn may load it.
         return max(0, (loaded.llm.parallel if loaded else 1) - self._n_busy)
 
-    def _answer(self, job: Job) -> None:
+    def _answer(self, job: Job) -> Work[None]:
         # A client that leaves does not end the growth: others use the model.
         n_ctx = 0 if job.why else job.n_ctx
 
@@ -262,17 +302,21 @@ class Worker:
 
         try:
             job.begins_again = False
-            NOTED.set(job.noted)
             self._pool.unload_idle(but_for=job.model)
             with self._pool.use(job.model, is_cancelled, n_ctx) as llm:
                 job.n_ctx = 0  # also where the context could not grow
-                self._have_threads(llm.parallel)
+                with self._changed:  # a model that was loaded just now may have room for others
+                    self._most_threads = max(self._most_threads, llm.parallel)
+                    self._wake()
                 most = self._pool.ctx_max(llm)
                 try:
                     if not isinstance(job.request, CompletionRequest):
-                        job.last = Done(job.request(llm))
+                        value = job.request(llm)
+                        if isinstance(value, Generator):
+                            value = yield from value
+                        job.last = Done(value)
                     elif choice := job.next_choice(llm, most):
-                        self._choose(job, llm, choice, most)
+                        yield from self._choose(job, llm, choice, most)
                 except PromptTooLongError as error:
                     if error.n_prompt >= most > llm.n_ctx and not _leaves_out(job):
                         raise PromptTooLongError(error.n_prompt, most) from None
@@ -285,9 +329,9 @@ class Worker:
             job.fail(error)
 
     def _leave(self, job: Job) -> None:
-        """End the turn of a thread; the last one of a job sends the last event, if it is over."""
-        job.n_threads -= 1
-        if job.n_threads == 0:
+        """End a turn; the last one of a job sends the last event, if it is over."""
+        job.n_turns -= 1
+        if job.n_turns == 0:
             self._running.remove(job)
             if job.has_more:  # before those for other models
                 n = sum(1 for _ in takewhile(lambda one: one.model is job.model, self._waiting))
@@ -297,8 +341,9 @@ class Worker:
                 # Only now, when there is room: the client may send its next request at once.
                 job.finish()
         self._changed.notify_all()
+        self._wake()
 
-    def _choose(self, job: Job, llm: LLM, choice: Choice[Answer], n_ctx_max: int) -> None:
+    def _choose(self, job: Job, llm: LLM, choice: Choice[Answer], n_ctx_max: int) -> Work[None]:
         assert isinstance(job.request, CompletionRequest)
         report, failed = Report(job, llm, choice, self._step), ""
         with choice.open(report.prompt_is_read) as stream:
@@ -317,8 +362,8 @@ class Worker:
                         job.post(Started(job.model.id, family, n_prompt, choice.sampling))
                         with self._changed:
                             job.has_started = True
-                            self._changed.notify_all()
-                    stream.run_to_end(report.chunk_came)
+                            self._wake()
+                    yield stream, report.chunk_came
             except Exception as error:
                 failed = type(error).__name__
                 raise
@@ -357,7 +402,7 @@ def _grows(job: Job, llm: LLM, most: int, n_tokens: int) -> bool:
 
 
 class Report:
-    """Sends the events of a choice, in the thread that computes it.
+    """Sends the events of a choice, in the thread of the engine.
 
     Attributes:
         times_s: Time when the job was created, and that of the first token.

@@ -32,9 +32,9 @@ from typing import Any
 from ..bench.workloads import long_text
 from ..errors import ContextTooShortError, EmptyPromptError, GgufSpecError, InvalidOptionError
 from ..options import Sampling, Speculation
-from ..results import Completion, OnProgress, Progress
+from ..results import Completion, OnProgress, Progress, Work
 from ..runtime.llm import LLM
-from ..runtime.many import Cancellation, Work, completion, run_all
+from ..runtime.many import Cancellation, completion, run_all
 from .checks import (
     N_FIRST_TOKENS,
     SAMPLINGS,
