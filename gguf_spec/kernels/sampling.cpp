@@ -19,6 +19,9 @@ constexpr double OUT_OF_SIGHT = 1e4;
 constexpr int FEW = 256;           // of more candidates, the noise is computed only where it can win
 constexpr float INF = __builtin_inff();
 
+// Given to std::sort and std::nth_element: without an order of our own, libc++ calls its library, which is not linked.
+constexpr auto LESS = [](auto a, auto b) { return a < b; };
+
 template <class To, class From> inline To bits_of(From x) {
     To y;
     static_assert(sizeof(x) == sizeof(y), "");
@@ -212,14 +215,14 @@ struct Row {
                     for (int j = 0; j < BLOCK; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
                 memcpy(maxima + n_maxima, lanes, sizeof(lanes));
             }
-            std::nth_element(maxima, maxima + n_maxima - k, maxima + n_maxima);
+            std::nth_element(maxima, maxima + n_maxima - k, maxima + n_maxima, LESS);
             least = maxima[n_maxima - k];
         }
         int64_t m = 0;
         search(n, [row = x](int64_t i) { return row[i]; }, least, [&](int64_t i) { order[m++] = key_of(x[i], (uint32_t) i); });
-        if (m > k) std::nth_element(order, order + k, order + m);
+        if (m > k) std::nth_element(order, order + k, order + m, LESS);
         m = std::min(m, k);
-        std::sort(order, order + m);
+        std::sort(order, order + m, LESS);
         return m;
     }
 
@@ -242,12 +245,12 @@ struct Row {
             int64_t m = 0;
             double sum = 0;
             search(n, [all = masses](int64_t i) { return all[i]; }, least, [&](int64_t i) { order[m++] = key_of(x[i], (uint32_t) i), sum += masses[i]; });
-            if (sum >= top_p * mass * (1 + CLEAR)) return std::sort(order, order + m), m;
+            if (sum >= top_p * mass * (1 + CLEAR)) return std::sort(order, order + m, LESS), m;
         }
         int64_t m = 0;
         for (int64_t i = 0; i < n; i++)
             if (x[i] >= floor && x[i] > -INF) order[m++] = key_of(x[i], (uint32_t) i);
-        return std::sort(order, order + m), m;
+        return std::sort(order, order + m, LESS), m;
     }
 
     // Filter the shaped row, whose largest logit is finite.
@@ -278,7 +281,7 @@ struct Row {
         const double least = (double) best + limits.log_min_p;
         while (m && (double) at(m - 1) < least) m--;
         for (int64_t i = 0; i < m; i++) ids[i] = (int32_t) (uint32_t) order[i];
-        if (limits.top_p >= 1) std::sort(ids, ids + m);
+        if (limits.top_p >= 1) std::sort(ids, ids + m, LESS);
         return {m, ids, floor};
     }
 

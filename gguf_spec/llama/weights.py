@@ -306,10 +306,9 @@ class Weights(OfOneProcess):
         return piece
 
     def is_end(self, token: int) -> bool:
-        known = self._is_end.get(token)
+        known, native = self._is_end.get(token), self.native  # an error if it is closed
         if known is None:
-            is_text = token < IMAGE_IDS
-            known = is_text and bool(self.native.vocab(C.llama_vocab_is_eog, token))
+            known = token < IMAGE_IDS and bool(native.vocab(C.llama_vocab_is_eog, token))
             self._is_end[token] = known
         return known
 

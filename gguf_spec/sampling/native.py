@@ -139,7 +139,7 @@ class NativeSampler:
         """
         s = self._s = sampler.sampling
         self._library, self._sampler, self._call = library, sampler, library.sample
-        self._is_drawn = not s.greedy
+        self._is_drawn, self._n_top = not s.greedy, -1 if s.logprobs is None else s.logprobs
         penalises = s.repeat_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0
         self._n_last = s.penalty_last_n if penalises else 0
         noise = scaled_noise(s, noise)
@@ -158,7 +158,7 @@ class NativeSampler:
             last_n=self._n_last,
             is_greedy=s.greedy,
             top_k=min(s.top_k, 2**31 - 1),
-            n_top=-1 if s.logprobs is None else s.logprobs,
+            n_top=self._n_top,
             n_biases=len(s.logit_bias),
             n_banned=len(banned),
             bias_ids=(c_int32 * len(s.logit_bias))(*s.logit_bias),
@@ -166,11 +166,12 @@ class NativeSampler:
             banned=(c_int32 * len(banned))(*banned),
         )
         self._rows, self._room = _Rows(chain=ctypes.pointer(self._chain)), 0
+        self._last: tuple[int, ...] = ()
         self._pointer = (POINTER(_Rows) * 1)(ctypes.pointer(self._rows))
 
     def _make_room(self, n: int) -> None:
         """Allocate the results of `n` rows."""
-        n_top, rows = max(0, self._chain.n_top), self._rows
+        n_top, rows = max(0, self._n_top), self._rows
         self._room = n
         self._tokens = rows.tokens = (c_int32 * n)()
         self._near_ties = rows.near_ties = (c_uint8 * n)()
@@ -214,15 +215,17 @@ class NativeSampler:
         dry: tuple[Any, Any] | None,
     ) -> Chosen:
         rows, n = self._rows, len(logits)
-        if n > self._room:
-            self._make_room(n)
         if not (logits.flags.c_contiguous and logits.flags.writeable):
             logits = np.array(logits)
         # without the checks of `ctypes.data`, which take longer than the rest
-        rows.logits = logits.__array_interface__["data"][0]
-        n_vocab = rows.n_vocab = logits.shape[1]
-        rows.n_rows, rows.checks = n, checks
-        rows.work = self._library.work(n_vocab)
+        address = logits.__array_interface__["data"][0]
+        thread = self._library.work(logits.shape[1])
+        if (address, n, checks, thread) != self._last:  # mostly as in the last round
+            self._last = address, n, checks, thread
+            if n > self._room:
+                self._make_room(n)
+            rows.logits, rows.n_vocab, rows.n_rows = address, logits.shape[1], n
+            rows.checks, rows.work = checks, thread
         if draft:
             rows.draft = (c_int32 * len(draft))(*draft)
         if self._is_drawn:
@@ -232,8 +235,8 @@ class NativeSampler:
             begin = max(begin, len(history) - self._n_last) if self._n_last > 0 else begin
             last = history[begin:]
             rows.history, rows.n_history = (c_int32 * len(last))(*last), len(last)
-        rows.n_dry = len(dry[0]) if dry else 0
         if dry:
+            rows.n_dry = len(dry[0])
             rows.dry_ids = (c_int32 * rows.n_dry)(*dry[0].tolist())
             rows.dry = (c_double * rows.n_dry)(*dry[1].tolist())
         self._call(self._pointer, 1)
@@ -242,11 +245,10 @@ class NativeSampler:
             raise NoTokenLeftError
         tokens = self._tokens[:n]
         near_ties = [i for i in range(n) if self._near_ties[i]] if checks else []
-        named = self._chain.n_top >= 0
-        return Chosen(tokens, near_ties, self._named(tokens) if named else [])
+        return Chosen(tokens, near_ties, [] if self._n_top < 0 else self._named(tokens))
 
     def _named(self, tokens: Sequence[int]) -> list[TokenLogprob]:
-        rows, n_top, found = self._rows, self._chain.n_top, []
+        rows, n_top, found = self._rows, self._n_top, []
         for i, token in enumerate(tokens):
             begin, end = i * n_top, i * n_top + rows.n_named[i]
             top = zip(rows.named[begin:end], rows.named_logprobs[begin:end], strict=True)

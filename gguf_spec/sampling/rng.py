@@ -232,6 +232,8 @@ class SeededRng:
 
     def keys(self, first: int, n: int) -> bytes:
         """Return the random numbers of `n` positions: what noise and coin are made of."""
+        if n == 1:
+            return self._digest(first)
         return b"".join([self._digest(i) for i in range(first, first + n)])
 
     def _keys(self, position: int) -> NDArray[np.uint32]:

@@ -113,13 +113,17 @@ def run_round(
         alone = _row_alone(target, rows.history(len(new)), sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
-    end = next((i for i, token in enumerate(new, 1) if is_end(token)), None)
+    end = None
+    for i, token in enumerate(new, 1):
+        if is_end(token):
+            end = i
+            break
     one = Round(
         new[:end],
         n_drafted=len(draft.tokens),
         n_accepted=min(len(new) - 1, end or len(new)),
         ended=end is not None,
-        near_ties=tuple(i for i in near_ties if end is None or i < end),
+        near_ties=tuple([i for i in near_ties if end is None or i < end]),
         decided_again=again,
         logprobs=tuple(logprobs[:end]),
         wide=wide,

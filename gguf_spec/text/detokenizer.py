@@ -125,6 +125,8 @@ class PartStream:
 
 def joined(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Join adjacent parts of one kind."""
+    if len(parts) < 2:
+        return tuple(parts)
     found: list[Part] = []
     for part in parts:
         if found and found[-1].kind == part.kind:
@@ -135,4 +137,4 @@ def joined(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def text_of(parts: Sequence[Part], kind: str) -> str:
-    return "".join(part.text for part in parts if part.kind == kind)
+    return "".join([part.text for part in parts if part.kind == kind])

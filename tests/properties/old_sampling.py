@@ -1,9 +1,10 @@
-"""The filters and the seeded choice as they were before 2026-11-22, when both were made faster: what the fast code must still give, bit for bit."""
+"""The filters and the seeded choice without what makes them fast: what the fast code must give, bit for bit."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from gguf_spec.arrays import exp, total
 from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.sampling.chain import Candidates, Sampler, _llama
 from gguf_spec.sampling.rng import _AT_ONCE, _FEW, _LEAST_WEIGHT, _U32, SeededRng, _hash
@@ -18,7 +19,7 @@ class OldRng(SeededRng):
             else np.arange(len(ids))
         )
         scores = (logits[few].astype(np.float64) - logits.max()) / temperature
-        return int(few[np.argmax(scores + self.gumbel(ids[few], position))])
+        return int(few[np.argmax(scores + self.gumbel(ids[few], position, fixed=True))])
 
     def _contenders(self, ids, logits, temperature, position):
         """Return the indices of all that can win: with E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)).
@@ -59,13 +60,11 @@ class OldSampler(Sampler):
             s.top_n_sigma
         ):  # ours, like all that looks at whole rows: llama.cpp would want 12 bytes a token
             logits = np.where(logits >= self.sigma_limit(logits), logits, np.float32(-np.inf))
-        total = None
+        mass, ids = None, np.arange(n_vocab)
         if 0 < s.top_k < n_vocab:
             ids = largest(logits, s.top_k)
         elif s.top_p < 1 and s.typical_p == 1:
-            ids, total = _nucleus_superset(logits, best, s.top_p)
-        else:
-            ids = np.arange(n_vocab)
+            mass = total(exp(logits.astype(np.float64) - best))
         kept = logits if len(ids) == n_vocab else logits[ids].astype(np.float64)
         if kept.min() == -np.inf:
             ids, kept = ids[kept > -np.inf], kept[kept > -np.inf]
@@ -73,7 +72,7 @@ class OldSampler(Sampler):
             ids = _llama().typical(ids, kept.astype(np.float64), s.typical_p)
             kept = logits[ids].astype(np.float64)
         if s.top_p < 1:
-            ids, kept = _nucleus(ids, kept.astype(np.float64), best, total, s.top_p)
+            ids, kept = _nucleus(ids, kept.astype(np.float64), best, mass, s.top_p)
         if s.min_p > 0:
             within = kept >= kept.max() + np.log(s.min_p)
             ids, kept = ids[within], kept[within]
@@ -90,34 +89,13 @@ class OldSampler(Sampler):
 
 
 def largest(logits, n):
-    """Return the indices of the `n` largest, in any order."""
-    ids, n_lanes = None, 64
-    width = len(logits) // n_lanes
-    if 2 * n < width:
-        # The n-th largest of many maxima bounds the n-th largest of all from below: spares a partition of the whole row.
-        maxima = logits[: n_lanes * width].reshape(n_lanes, width).max(axis=0)
-        ids = np.flatnonzero(logits >= np.partition(maxima, width - n)[width - n])
-        logits = logits[ids]
-    best = np.argpartition(logits, len(logits) - n)[len(logits) - n :]
-    return best if ids is None else ids[best]
+    """Return the indices of the `n` largest, ascending; of equal ones the lowest."""
+    return np.sort(np.argsort(-logits, kind="stable")[:n])
 
 
-def _nucleus_superset(logits, best, top_p):
-    """Return ids that hold the nucleus, and the mass of all tokens relative to the likeliest: spares the sort of a whole vocabulary."""
-    relative = logits - best
-    np.exp(relative, out=relative)
-    total, least = float(relative.sum()), np.float32(2.0**-7)
-    while least > 1e-12:
-        ids = np.flatnonzero(relative >= least)
-        if relative[ids].sum() >= top_p * total:
-            return ids, total
-        least /= 64
-    return np.arange(len(logits)), total
-
-
-def _nucleus(ids, kept, best, total, top_p):
-    """Return the smallest set of likeliest tokens that reaches `top_p` of `total`, which is their own mass where it is not given."""
+def _nucleus(ids, kept, best, mass, top_p):
+    """Return the smallest set of likeliest tokens that reaches `top_p` of a mass, which is their own where it is not given."""
     order = np.argsort(-kept, kind="stable")
-    reached = np.cumsum(np.exp(kept[order] - best))
-    n = int(np.searchsorted(reached, top_p * (total or reached[-1]), side="left")) + 1
+    reached = np.cumsum(exp(kept[order] - best))
+    n = int(np.searchsorted(reached, top_p * (mass or reached[-1]), side="left")) + 1
     return ids[order[:n]], kept[order[:n]]
