@@ -143,7 +143,7 @@ class _ModelOptions(TypedDict, total=False):
     rpc: str | Sequence[str]
     pooling: str | None
     reference: str | Path | None
-    shared_drafts: bool
+    draft_texts: str | Path
     sampling: Mapping[str, Any] | None
     chat_template: str | None
     on_measure: Callable[[], object] | None

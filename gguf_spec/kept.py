@@ -11,11 +11,12 @@ from .system.piece_folder import (
     FoundFile,
     about_file,
     all_files,
+    drafts_folder,
     folder_and_limit,
     remove_files,
 )
 
-__all__ = ["KeptFiles", "KeptPrompt", "kept_prompts", "remove_kept"]
+__all__ = ["KeptFiles", "KeptPrompt", "kept_prompts", "remove_draft_texts", "remove_kept"]
 _ID_DIGITS = 12
 
 
@@ -108,6 +109,11 @@ def remove_kept(
     }  # fmt: skip
     freed = {one.piece.name: one for leaf in chosen for one in _chain(files, leaf)}
     return len(chosen), remove_files(one for name, one in freed.items() if name not in needed)
+
+
+def remove_draft_texts() -> int:
+    """Remove the texts for drafts in the cache folder; return the freed bytes."""
+    return remove_files(all_files(drafts_folder()))
 
 
 def _folder(keep: str | Path | int | None) -> tuple[Path, int]:

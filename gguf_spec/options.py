@@ -436,10 +436,13 @@ REQUESTS: dict[str, Rule] = {
         "same. See gguf-spec kept.  [default: nothing is kept]",
         optional=True, metavar="FOLDER|SIZE",
     ),
-    "shared_drafts": Rule(
-        "boolean",
-        "Let drafts also come from the answers of other requests. The texts stay the same; the "
-        "time of an answer can show that another one got a text like it.",
+    "draft_texts": Rule(
+        "string",
+        "Drafts from earlier texts and what followed in them: off, memory (of this process), disk "
+        "(of this model, in the cache folder or beside --keep), or a folder or file with texts to "
+        "add. The texts of answers stay the same; their time can show others that a text like it "
+        "was there.",
+        optional=True, metavar="off|memory|disk|FOLDER",
     ),
     "pooling": Rule(
         "string", "How embeddings are pooled; none gives a row for each token.  "
@@ -593,7 +596,7 @@ def _arguments() -> dict[str, Argument]:
         ),
         "speculation": speculation,
         **dict.fromkeys(("prefill", "text", "query", "prefix", "suffix"), _TEXT),
-        **dict.fromkeys(("echo", "special", "normalize", "verbose", "shared_drafts"), _FLAG),
+        **dict.fromkeys(("echo", "special", "normalize", "verbose"), _FLAG),
         **dict.fromkeys(("think", "reasoning", "extra_bufts"), _MAYBE),
         **dict.fromkeys(
             (

@@ -47,7 +47,7 @@ _MAX_GAP_S = 60.0
 @partial(model_options, chat=True)
 @table_option("parallel")
 @table_option("prefix_memory")
-@table_option("shared_drafts")
+@table_option("draft_texts", default="disk")
 @speculation_options
 @sampling_options
 @option(

@@ -102,7 +102,7 @@ def _groups() -> dict[str, list[str]]:
 
     groups = {
         "Prompt and answer": _ANSWER,
-        "Drafting": ("draft", "draft_text", "shared_drafts", *SPECULATION),
+        "Drafting": ("draft", "draft_text", "draft_texts", *SPECULATION),
         "Sampling": (*SAMPLING,),
         "Model and machine": ("model", "models_file", *LOADING, *REQUESTS, "verbose"),
     }

@@ -63,6 +63,7 @@ image_option: Decorator = file_option(
 )
 @image_option
 @partial(model_options, chat=True)
+@table_option("draft_texts", default="disk")
 @speculation_options
 @table_options([one for one in SAMPLING_PARAMETERS if one != "max_tokens"])
 @table_option("max_tokens", show_default="256; an answer ends by itself")

@@ -304,6 +304,7 @@ def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> Se
     needs_own = map(options.get, ("image", "save", "load", "draft_text", "verbose"))
     source = click.get_current_context().get_parameter_source("keep")
     keeps = source is ParameterSource.COMMANDLINE  # else the server keeps what it is told to
+    keeps = keeps or is_given("draft_texts")
     if keeps or any(needs_own) or draft not in ("auto", "none", "ngram"):
         return None
     from ..models import path
@@ -335,7 +336,7 @@ def load_arguments(
     options: dict[str, Any], draft: str, speculation: Speculation | None = None
 ) -> dict[str, Any]:
     """Return the arguments of `load`, except the model, the models file and callbacks."""
-    given = {
+    given = {"draft_texts": "off"} | {
         name: options[PARAMETERS[name]]
         for name in (*LOADING, *REQUESTS)
         if PARAMETERS[name] in options  # only some commands have the options of requests

@@ -238,7 +238,7 @@ def _limit(text: str) -> float:
 @table_option("max_gap")
 @table_option("prefix_memory")
 @table_option("keep")
-@table_option("shared_drafts")
+@table_option("draft_texts", default="off")
 @table_option("pooling")
 @table_options(_DEFAULTS, default=None)
 @option("--alias", "Name of the model in answers and lists; several with commas between.")

@@ -324,7 +324,8 @@ class Generation:
             drafter = self._pair.drafter(
                 request.speculation, chain, n_left or target.n_ctx, slots, drafter
             )
-            recorder.prompt_is_read(self._read_prompt(slots, drafter, begin, k))
+            n_cached = self._read_prompt(slots, drafter, begin, k)
+            recorder.prompt_is_read(n_cached)
             if n_left == 0:
                 yield self._deliver(engine.Round([], 0, 0), cut="length")
                 return
@@ -344,8 +345,8 @@ class Generation:
                 yield chunk
                 recorder.since = time.perf_counter()
                 if chunk.finish_reason:
-                    if self._pair.shared:
-                        self._pair.shared.add(self.tokens)
+                    if self._pair.store:
+                        self._pair.store.add([*request.prompt[n_cached:], *self.tokens])
                     if isinstance(drafter, DraftController):
                         is_whole = chunk.finish_reason == "stop"
                         drafter.known.answered(len(self.tokens), is_whole)

@@ -341,7 +341,8 @@ class LLM(Client[Stream], OfOneProcess):
     def forget(self) -> None:
         """Clear the caches and the kept texts: the next prompt is prefilled from its start.
 
-        Prompts of these models that are kept on disk (`load(keep=...)`) are removed, too.
+        Prompts of these models that are kept on disk (`load(keep=...)`) are removed, too, and the
+        texts for drafts (`load(draft_texts=...)`).
 
         The texts do not change; only the cost of the next prompt does.
 
@@ -353,6 +354,8 @@ class LLM(Client[Stream], OfOneProcess):
             for slot in (slot for pair in self._pair.slots for slot in pair.slots):
                 slot.rollback(0)
             self._kept.forget()
+            if self.engine.texts:
+                self.engine.texts.forget()
 
         self._queue.in_turn(empty)
 

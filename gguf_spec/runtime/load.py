@@ -54,7 +54,7 @@ from ..registry.download import curable
 from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
-from ..speculative.drafters import SharedTexts, SuffixAutomaton
+from ..speculative.drafters import SuffixAutomaton
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import MAX_GAP_S
 from ..speculative.translation import Translation
@@ -62,7 +62,9 @@ from ..speculative.vocabularies import translation_of
 from ..system.files import read_text
 from ..system.machine import available_bytes, format_bytes, parse_bytes
 from ..text.chat_template import template_fault
+from . import draft_texts
 from .default_model import DefaultModel, chosen_model
+from .draft_texts import DraftTexts
 from .kept_prompts import folder_of_option
 from .llm import LLM
 from .load_options import LoadOptions, Plan
@@ -112,7 +114,7 @@ def load(
     rpc: str | Sequence[str] = (),
     pooling: str | None = None,
     reference: str | Path | None = None,
-    shared_drafts: bool = False,
+    draft_texts: str | Path = "memory",
     sampling: Mapping[str, Any] | None = None,
     chat_template: str | None = None,
     models_file: str | Path | None = None,
@@ -197,9 +199,12 @@ def load(
             `rank` (scores of a reranker), or `none` for one row a token. None takes what the file
             names, otherwise `mean`.
         reference: A text file as an additional source of drafts, such as one that answers quote.
-        shared_drafts: Let drafts also come from the answers of earlier requests of this LLM, the
-            last 32,768 tokens. The texts stay the same, but a caller can find out by the time of an
-            answer that another one got a text like it; so the default is False.
+        draft_texts: A store of earlier texts, and of what followed each few tokens in answers, from
+            which drafts come too: `memory` for the requests of this LLM, `disk` for those of
+            earlier processes as well (64 MB at most, for each model, in the user's cache folder or
+            beside the prompts of `keep`), the path of a folder or file whose texts are added, which
+            implies `disk`, or `off`. The texts of answers stay the same. Who shares an LLM with
+            others can find out by the time of an answer that another one got a text like it.
         sampling: Default sampling options by name, such as `{"temperature": 0.2}`. They count
             before those of models.yaml, and these before those of the file (`general.sampling`).
         chat_template: A Jinja template in place of that of the file.
@@ -328,6 +333,7 @@ def open_plan(plan: Plan) -> LLM:
     check_room(plan.headers)
     n_kept_bytes = _prefix_memory(given.prefix_memory, plan.headers)
     keep = folder_of_option(given.keep)
+    draft_texts.folder_of_option(given.draft_texts)
     if keep and given.target.rpc:
         raise OptionConflictError(Option("keep"), Option("rpc"))
     n_ctx_max = longest_ctx(plan.headers)
@@ -359,6 +365,9 @@ def open_plan(plan: Plan) -> LLM:
                 f"{given.entry.name} was trained for {n_trained:,} tokens: after these, "
                 f"the text gets worse. The context holds {target.n_ctx:,}."
             )
+        texts = None
+        if given.draft_texts != "off" and not given.is_plain:
+            texts = DraftTexts(given.draft_texts, keep, target)
         pair = ModelPair(
             target,
             drafter,
@@ -366,7 +375,7 @@ def open_plan(plan: Plan) -> LLM:
                 target, drafter if draft else None, given.on_measure, translation
             ),
             None if given.text is None else _suffixes(target, given.text),
-            SharedTexts() if given.shared_drafts else None,
+            texts.store if texts else None,
             translation,
             PairFiles(target, drafter),
             MAX_GAP_S if given.max_gap is None else given.max_gap,
@@ -389,6 +398,7 @@ def open_plan(plan: Plan) -> LLM:
             parallel_reason=plan.parallel_reason,
             n_ctx_max=n_ctx_max,
             keep=keep,
+            texts=texts,
         )
         opened.pop_all()
         return llm

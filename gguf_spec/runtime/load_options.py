@@ -43,7 +43,7 @@ class LoadOptions:
     parallel: int | Literal["auto"] = 1
     max_gap: float | None = None
     speculation: Speculation | None = None
-    shared_drafts: bool = False
+    draft_texts: str | Path = "memory"
     prefix_memory: int | str = "auto"
     keep: int | str | Path | None = None
     progress: OnProgress | None = None

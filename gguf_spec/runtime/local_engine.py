@@ -22,6 +22,7 @@ from ..text.chat_template import call_tokens, check_text, names_read, no_reasoni
 from ..text.infill import encode_infill
 from ..text.reasoning import reasoning_format
 from . import generation
+from .draft_texts import DraftTexts
 from .embedding import score
 from .kept_prompts import KeptPrompts
 from .prefix_cache import PrefixStore
@@ -54,6 +55,7 @@ class LocalEngine(OfOneProcess):
         draft_notes: Sequence[str] = (),
         prefix_memory: int = 0,
         keep: PieceFolder | None = None,
+        texts: DraftTexts | None = None,
         parallel_reason: str = "",
         sampling_sources: Mapping[str, str] | None = None,
         n_ctx_max: int = 0,
@@ -63,8 +65,10 @@ class LocalEngine(OfOneProcess):
         Args:
             prefix_memory: Bytes for texts that no slot holds any more.
             keep: Folder on disk for texts that outlive this process; None for none.
+            texts: The store of texts for drafts; None for none.
         """
         self.pair = pair
+        self.texts: DraftTexts | None = texts
         self.target: CachedSequence = pair.target
         target = pair.target
         weights = target.weights
@@ -214,6 +218,8 @@ class LocalEngine(OfOneProcess):
 
     def _free(self) -> None:
         self.kept.close(self.pair.slots)
+        if self.texts:
+            self.texts.close()
         for one in filter(None, (self.embedder, self.scorer)):
             one.close()
         self.pair.close()

@@ -60,12 +60,14 @@ _PACE_STEP = 0.1
 # Limit of a small error, as a natural logarithm. A larger error is a wrong entry if it occurs twice
 # in a row, and otherwise the effect of another program.
 _OUTLIER = 0.4
+# Most that a pass over several tokens costs, relative to as many passes over one.
+_MOST_OF_SINGLE = 2.0
 # Number of passes within which a large error of a single token shows that other errors like it are
 # of the machine.
 _NEAR = 5
 # Passes over single tokens after which entries that were not used meanwhile are moved back towards
 # the measurement, and the share of a correction, as a logarithm, that is left. Each further
-# correction upward makes it four times as many, up to a limit, and one that is undone takes that back.
+# correction upward makes it four times as many, up to a limit; one that is undone takes that back.
 _FADE_EVERY, _FADED, _MOST_PATIENCE = 32, 0.8, 1024
 # Largest difference of two corrections with a common cause (the machine), as a natural logarithm.
 _SAME_JUMP = 0.5
@@ -206,7 +208,8 @@ class CostModel:
         self._n_corrected = 0
         # Widths that the next rounds decode, in tokens.
         self._to_check: list[int] = []
-        self.n_checks, self._is_trusted, self._leads = 0, trusted, leads and trusted
+        self.n_checks, self._is_trusted, self._may_lead = 0, trusted, leads
+        self._leads: bool = leads and trusted
         # The table as measured; passes over single tokens: their number, that when each width was
         # used last, that of the last time that entries faded, and how many there are between two.
         self._measured, self._n_single = [*self.base], 0
@@ -289,13 +292,8 @@ class CostModel:
         error = math.log(max(seconds, 1e-9) / self.seconds(n, n_past))
         in_table = n < len(self.base)
         self._n_learned += 1
-        if n == 1 and self._leads and abs(error) > _OUTLIER:
-            self._single = self._n_learned, error
-            at, width, jump = self._other
-            if jump * error > 0 and self._n_learned - at < _NEAR:
-                self._pace.forget(self, width)
-                self.undo(width, jump)
-                self._other = -_NEAR, 0, 0.0
+        if n == 1 and self._leads:
+            self._see_single(error)
         if in_table:
             self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
         size = self._twice(min(n, len(self.base)), error)
@@ -318,10 +316,6 @@ class CostModel:
             step = math.exp(_TABLE_STEP * (1 - by_depth) * clipped)
             if self._shows_machine(n, _CONFIRMED):
                 self._pace.learn((1 - by_depth) * clipped)
-        if n == 1 and self._leads:
-            self._n_single += 1
-            if self._n_single - self._faded_at >= self._patience:
-                self._fade()
         if in_table:
             self.base[n] *= step
             self._n_passes[n] += 1
@@ -380,6 +374,9 @@ class CostModel:
             self.base[1:] = [interpolate(known, n) for n in range(1, len(self.base))]
             self._anchors = set(known)
             self.set_caps()
+        if self._may_lead and not self._leads:
+            self._leads, self._measured = True, [*self.base]
+            self._limit()
 
     def _cannot_pay(self, n: int, chance: float, draft_s: float) -> bool:
         """Return whether passes of width `n` and above cost more than their tokens, at best."""
@@ -424,6 +421,7 @@ class CostModel:
         if self._leads and single * log_base > 0 and self._n_learned - at < _NEAR:
             return
         self._shift(self.base, n, log_base)
+        self._limit()
         self._other = self._n_learned, n, log_base
         if log_base > 0:
             self._patience = min(_MOST_PATIENCE, 4 * self._patience)
@@ -434,6 +432,27 @@ class CostModel:
             self._pace.jumped(self, n, log_base)
         if self._n_corrected == _REFUTED:
             self.check()
+
+    def _limit(self) -> None:
+        """Let no pass cost more than some times as much as passes over its single tokens."""
+        if not self._leads:
+            return
+        most = _MOST_OF_SINGLE * self.base[1]
+        self.base[2:] = [min(cost, most * n) for n, cost in enumerate(self.base[2:], 2)]
+
+    def _see_single(self, error: float) -> None:
+        """Note the error of a pass over a single token, which shows the speed of the machine."""
+        self._n_single += 1
+        if self._n_single - self._faded_at >= self._patience:
+            self._fade()
+        if abs(error) <= _OUTLIER:
+            return
+        self._single = self._n_learned, error
+        at, width, jump = self._other
+        if jump * error > 0 and self._n_learned - at < _NEAR:
+            self._pace.forget(self, width)
+            self.undo(width, jump)
+            self._other = -_NEAR, 0, 0.0
 
     def _fade(self) -> None:
         """Let entries that were corrected upward and not used since follow the measurement again.
@@ -499,6 +518,7 @@ class CostModel:
 
     def undo(self, n: int, size: float) -> None:
         self._shift(self.base, n, -size)
+        self._limit()
         if size > 0:
             self._patience = max(_FADE_EVERY, self._patience // 4)
         self.set_caps()

@@ -17,8 +17,8 @@ from .controller import DraftController
 from .drafters import (
     CoupledDraftSampler,
     DraftCorrection,
+    DraftStore,
     NoDrafter,
-    SharedTexts,
     StochasticDraftSampler,
     SuffixAutomaton,
     TextDrafter,
@@ -74,8 +74,8 @@ class ModelPair(Generic[S]):
     Attributes:
         draft: The model that proposes, or a prediction head of the target, or None.
         reference: A text beside the request's own from which drafts may come, or None.
-        shared: Earlier answers from which the drafts of all requests may come; None if they are
-            private.
+        store: What was read and written before, from which the drafts of all requests may come, or
+            None.
         translation: Translation for a draft model with other token ids; None if they are the same.
         calibration: Correction of the draft's logits, learned from the target.
         slots: The sequences of both contexts, one pair for each request that runs at once.
@@ -88,7 +88,7 @@ class ModelPair(Generic[S]):
     draft: S | None
     profile: Profile
     reference: SuffixAutomaton | None
-    shared: SharedTexts | None
+    store: DraftStore | None
     translation: Translation | None
 
     def __init__(
@@ -97,7 +97,7 @@ class ModelPair(Generic[S]):
         draft: S | None,
         measure: Callable[[S, S | None], Profile] | None = None,
         reference: SuffixAutomaton | None = None,
-        shared: SharedTexts | None = None,
+        store: DraftStore | None = None,
         translation: Translation | None = None,
         files: PairFiles | None = None,
         max_gap: float = MAX_GAP_S,
@@ -110,7 +110,7 @@ class ModelPair(Generic[S]):
         """
         self.target, self.draft, self.reference = target, draft, reference
         self._files, self._max_gap = files, max_gap
-        self.shared, self.translation = shared, translation
+        self.store, self.translation = store, translation
         self.calibration = DraftCorrection(target.n_vocab)
         drafts: Iterable[S | None] = itertools.repeat(None)
         if draft:

@@ -104,7 +104,8 @@ class PieceFolder:
     """
 
     def __init__(self, path: Path, limit: int, kind: str = "prompts") -> None:
-        """Name the folder, which need not exist."""
+        """Name the folder, which need not exist. Of `prompts` the log has warnings."""
+        self._level: int = logging.WARNING if kind == "prompts" else logging.DEBUG
         self.path: Path = path
         self.limit: int = limit
         self._kind, self._key = kind, b""
@@ -134,7 +135,7 @@ class PieceFolder:
         """Write a line to the log, once for each text."""
         if text not in self._warned:
             self._warned.add(text)
-            _LOG.warning(f"prompts are not kept on disk: {text}", *values)
+            _LOG.log(self._level, f"{self._kind} are not kept on disk: {text}", *values)
 
     def name(self, parent: str, contents: bytes) -> str:
         """Return the name of the piece with these contents behind a parent; "" is no parent."""
@@ -193,7 +194,8 @@ class PieceFolder:
                         about = json.loads(bytes(data[n_head : n_head + n_about]))
                         if about.get("is") == [*piece]:
                             return about, data[n_head + n_about : -_HASH_BYTES]
-        _LOG.warning("a kept prompt is damaged or foreign, and is read again (%s).", path)
+        text = "a kept prompt is damaged or foreign, and is read again (%s)."
+        _LOG.log(self._level, text, path)
         with contextlib.suppress(OSError):
             path.unlink()
         return None
@@ -272,6 +274,11 @@ class PieceFolder:
     def remove_below(self, root: str) -> None:
         """Remove all pieces that follow a root, directly or behind others."""
         remove_files(behind(all_files(self.path), root))
+
+
+def drafts_folder() -> Path:
+    """Return the folder of texts for drafts where no prompts are kept."""
+    return cache_folder() / "drafts"
 
 
 def folder_and_limit(given: object) -> tuple[Path, int] | None:

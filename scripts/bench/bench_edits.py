@@ -315,7 +315,7 @@ def loaded(model, tasks, words):
             n_ctx=max(n_ctx, 4096),
             threads=words.threads,
             parallel=words.beside + 1,
-            shared_drafts=bool(words.beside),
+            draft_texts="memory" if words.beside else "off",
         )
     except NotDownloadedError as error:
         raise SystemExit(f"Error: {error}\nFirst: gguf-spec models pull {model}") from None

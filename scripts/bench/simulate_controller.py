@@ -4,7 +4,8 @@
 
 Prints for each cost table the speed of the adaptive controller over plain decoding and over the best fixed setting in hindsight (plain decoding
 included), for requests whose prompt it has not seen: `fresh` knows a quick measurement of the pair alone, `used` has decoded other prompts.
-With `--bad`, after measurements that other programs disturbed.
+With `--bad`, after measurements that other programs disturbed. With `--chat`, answers of a larger model to questions of a chat
+(`record_traces.py --questions`), one after the other, with drafts from their own text alone and from a store of texts as well.
 """
 
 import argparse
@@ -32,10 +33,12 @@ from gguf_spec.speculative.drafters import (
     RetryDrafter,
 )
 from gguf_spec.speculative.drafters.model import DraftToken
+from gguf_spec.speculative.drafters.store import DraftStore, StoreDrafter
 from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 from gguf_spec.speculative.profile import Profile
 
 TRACES = Path(__file__).resolve().parents[2] / "tests" / "data" / "traces.json.gz"
+ANSWERS = TRACES.with_name("chat_traces.json.gz")
 QUICK = (1, 2, 4, 8, 16)  # widths that a quick measurement takes
 V = 4096
 
@@ -90,6 +93,14 @@ COSTS = {
         {1: 5.9, 2: 12.7, 3: 18.1, 4: 22.9, 6: 32.4, 8: 42, 9: 46.5, 12: 59, 16: 78, 33: 176},
     ),
 }
+# Milliseconds of a pass of Qwen2.5-Coder-1.5B Q4_K_M: with AMX, and on the same Xeon with AVX2 alone.
+CHAT_COSTS = {
+    "xeon": {1: 43.7, 2: 48.9, 4: 55.4, 8: 74.2, 16: 140.2, 33: 270, 65: 530},
+    "xeon-avx2": {1: 43.9, 2: 52, 4: 70.5, 8: 128.6, 16: 237.9, 33: 490, 65: 900},
+    "zen5": COSTS["zen5"][0],
+    "kernels": COSTS["kernels"][0],
+}
+SEARCH_S = 0.0002  # of a round that looks for drafts, in the simulated chats
 FIXED = [("model", k) for k in (1, 2, 3, 4, 5, 7, 11, 15)] + [
     ("ngram", k) for k in (1, 2, 3, 4, 7, 11, 15, 31)
 ]
@@ -101,10 +112,15 @@ def traces():
 
 
 class Clock:
+    """A clock that stands still but for passes and, if `step_s` says so, while it is read."""
+
+    step_s = 0.0
+
     def __init__(self):
         self.now = 0.0
 
     def perf_counter(self):
+        self.now += self.step_s
         return self.now
 
 
@@ -357,14 +373,133 @@ def table(
             )
 
 
+# ---- chats
+
+
+@cache
+def chats():
+    """Return the answers to questions, whose tokens are numbered by their first place so that rows are short."""
+    ids = {}
+    numbered = lambda tokens: [ids.setdefault(token, len(ids)) for token in tokens]  # noqa: E731
+    found = [SimpleNamespace(**one) for one in json.loads(gzip.decompress(ANSWERS.read_bytes()))]
+    for one in found:
+        one.prompt, one.tokens = numbered(one.prompt), numbered(one.tokens)
+        one.top = [
+            [(ids.setdefault(token, len(ids)), share / 100) for token, share in top]
+            for top in one.top
+        ]
+    return found, len(ids)  # fmt: skip
+
+
+class RecordedAnswer(RecordedModel):
+    """Its rows have the chances of the recording where there are such."""
+
+    def __init__(self, trace, cost, clock):
+        super().__init__(trace, cost, clock)
+        self.top, self.n_prompt, self.n_vocab = trace.top, len(trace.prompt), chats()[1]
+
+    def logits(self, tokens, n_rows):
+        self._pass(tokens, len(tokens))
+        rows = np.full((n_rows, self.n_vocab), -30.0, dtype=np.float32)
+        for row, at in enumerate(range(self.n_past - n_rows + 1, self.n_past + 1)):
+            for token, chance in self.top[min(at - self.n_prompt, len(self.top) - 1)]:
+                rows[row, token] = np.log(chance)
+        return rows
+
+
+def answer(trace, costs, known, store=None):
+    """Return how many times as fast as plain decoding an answer is, with its drafted and accepted tokens."""
+    clock = Clock()
+    clock.step_s = SEARCH_S / 3  # such a round reads the clock three times
+    controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
+    cost, n = costing(CHAT_COSTS[costs]), len(trace.tokens)
+    target = RecordedAnswer(trace, cost, clock)
+    texts = [NgramDrafter(), RetryDrafter(), *([StoreDrafter(store)] if store else [])]
+    known.chances.add({one.name: one.priors for one in texts})
+    drafter = controller.DraftController(target, texts, None, known, n)
+
+    def recorded(draft, rows):
+        new, at = [], len(rows.history(0)) - len(trace.prompt)
+        for token in draft.tokens:
+            new.append(trace.tokens[at + len(new)])
+            if new[-1] != token:
+                return new
+        return [*new, trace.tokens[at + len(new)]]
+
+    read_prompt(target, drafter, trace.prompt, K_MAX, lambda: False)
+    began, done = clock.now, []
+    chain, rule = Sampler(Sampling(temperature=0.0), SeededRng(0)), RoundRule(recorded)
+    for one in rounds(
+        target, drafter, trace.prompt, chain, K_MAX, rule, n, lambda _: False, lambda: False
+    ):
+        done.append(one)
+    known.answered(n, True)
+    if store:
+        store.add([*trace.prompt, *trace.tokens])
+    n_drafted = sum(one.n_drafted for one in done)
+    return n * cost(1, 0) / (clock.now - began), n_drafted, sum(one.n_accepted for one in done)
+
+
+def chat_table(costs, kind="development"):
+    """Yield rows: temperature, what drafts come from, mean and lowest speed over plain decoding, that of the last ten, drafted and accepted tokens."""
+    for temperature in (0.0, 0.8):
+        way = "sampled" if temperature else "greedy"
+        of_kind = {
+            name: [one for one in chats()[0] if (one.kind, one.temperature) == (name, temperature)]
+            for name in ("earlier", "development", "held_out")
+        }
+        others = of_kind["development" if kind == "held_out" else "earlier"]
+        for source in ("own text", "store", *(["store after 40 others"] if others else [])):
+            table = {n: costing(CHAT_COSTS[costs])(n, 0) for n in QUICK}
+            right = ((0.0, 0.0),) * N_CONFIDENCE_BUCKETS
+            known = Profile(table, {}, {}, {}, {}, right, 2.0).experiences()[way]
+            store = DraftStore() if "store" in source else None
+            for one in others if "others" in source else ():
+                answer(one, costs, known, store)
+            found = np.array([answer(one, costs, known, store) for one in of_kind[kind]])
+            speeds = found[:, 0]
+            yield (
+                temperature,
+                source,
+                speeds.mean(),
+                speeds.min(),
+                speeds[-10:].mean(),
+                *found[:, 1:].sum(axis=0),
+            )
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--costs", nargs="*", default=[*COSTS], choices=[*COSTS])
+    parser.add_argument("--costs", nargs="*", default=[*COSTS], choices=[*{**COSTS, **CHAT_COSTS}])
     parser.add_argument("-n", type=int, default=96, help="tokens of an answer, at most 128")
     parser.add_argument("--bad", type=int, metavar="N", help="after N bad measurements instead")
+    parser.add_argument(
+        "--chat",
+        nargs="?",
+        const="development",
+        metavar="QUESTIONS",
+        help="answers to questions of a chat instead: development or held_out",
+    )
     args = parser.parse_args()
+    if args.chat:
+        print(
+            "| costs | T | drafts from | mean of plain | worst | last ten | drafted | accepted |\n|---|---|---|---|---|---|---|---|"
+        )
+        for costs in (
+            [one for one in args.costs if one in CHAT_COSTS]
+            if args.costs != [*COSTS]
+            else CHAT_COSTS
+        ):
+            for temperature, source, mean, worst, last, drafted, accepted in chat_table(
+                costs, args.chat
+            ):
+                print(
+                    f"| {costs} | {temperature} | {source} | {mean:.3f} | {worst:.3f} | {last:.3f} | {drafted:.0f} | {accepted:.0f} |",
+                    flush=True,
+                )
+        return
     for costs in args.costs if args.bad else ():
         for temperature in (0.0, 0.8, 1.0):
             found = np.array(

@@ -28,7 +28,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.llama import own_kernels
 from gguf_spec.server import serve_in_thread
-from gguf_spec.speculative.drafters import SharedTexts
+from gguf_spec.speculative.drafters import DraftStore
 
 PROMPTS = [
     "Once upon a time",
@@ -104,7 +104,7 @@ ODD = (
 )
 NO_CACHES = "it was saved without caches"
 # Full within seconds: a memory that is being filled looks like a leak. The 1,000 last answers of `/v1/responses` are within the first quarter.
-PREFIX_MEMORY, SHARED_TOKENS = "4MB", 2048
+PREFIX_MEMORY, STORE_BYTES = "4MB", 50_000
 
 
 def resident_mb():
@@ -393,10 +393,10 @@ def served(args):
             threads=1,
             parallel=args.slots,
             prefix_memory=PREFIX_MEMORY,
-            shared_drafts=True,
+            draft_texts="memory",
         ) as llm,
     ):
-        llm._pair.shared = SharedTexts(SHARED_TOKENS)
+        llm._pair.store = DraftStore(STORE_BYTES)
         texts, before = alone(llm), left()
         with serve_in_thread(llm, port=0) as server:
             address = server.url.removeprefix("http://").split(":")

@@ -568,5 +568,5 @@ def test_no_history_keeps_nothing_and_forget_removes_all(terminal, home, here):
     assert terminal.end() == 0
     result = here("chat", "--forget", env={"XDG_STATE_HOME": str(home)})
     assert result.returncode == 0, result.stderr
-    assert b"1 chat and the typed lines were removed" in result.stderr
+    assert b"1 chat, typed lines and texts for drafts were removed" in result.stderr
     assert not [one for one in home.rglob("*") if one.is_file() and "chat" in str(one)]

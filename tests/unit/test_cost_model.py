@@ -368,3 +368,13 @@ def test_what_took_long_while_other_programs_ran_is_tried_again(length):
         costs.learn(1, 0, usual[1])
     assert costs.seconds(1, 0) == pytest.approx(usual[1], rel=0.1)
     assert costs.seconds(2, 0) < 1.25 * costs.seconds(1, 0)
+
+
+def test_no_chaos_makes_a_pass_cost_much_more_than_its_tokens_alone():
+    usual = {1: 0.040, 2: 0.044, 4: 0.050, 8: 0.070, 16: 0.140}
+    costs = replace(DEFAULT_PROFILE, target=usual, draft={}).experiences()["greedy"].target
+    rng = random.Random(1)
+    for _ in range(500):
+        costs.learn(rng.choice((1, 2, 3, 4, 8)), 0, 10 ** rng.uniform(-2, 1.5))
+    for n in (2, 3, 4, 8, 16):
+        assert costs.seconds(n, 0) < 3 * n * costs.seconds(1, 0)

@@ -197,13 +197,13 @@ def test_other_names_of_parameters_exist():
 
 def test_every_option_of_python_that_a_command_takes_has_a_name():
     known = {
-        "serve": ["parallel", "max_gap", "prefix_memory", "keep", "shared_drafts", "pooling", *(one.name for one in fields(Settings) if one.name != "listed")],
-        "batch": ["parallel", "prefix_memory", "shared_drafts"],
+        "serve": ["parallel", "max_gap", "prefix_memory", "keep", "draft_texts", "pooling", *(one.name for one in fields(Settings) if one.name != "listed")],
+        "batch": ["parallel", "prefix_memory", "draft_texts"],
         "generate": [
             *(one.name for one in fields(Sampling)),
             *(one.name for one in fields(Speculation)),
             *set(inspect.signature(gguf_spec.load).parameters)
-            - {"others", "sampling", "speculation", "progress", "on_measure", "parallel", "max_gap", "prefix_memory", "keep", "shared_drafts", "pooling"},
+            - {"others", "sampling", "speculation", "progress", "on_measure", "parallel", "max_gap", "prefix_memory", "keep", "pooling"},
         ],
         "quantize": ["target", "type", "threads", "force"],
         "pull": ["force", "offline", "models_file"],

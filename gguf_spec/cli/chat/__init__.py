@@ -34,6 +34,7 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 @image_option
 @partial(model_options, chat=True)
 @table_option("keep")
+@table_option("draft_texts", show_default="disk; memory with --no-history")
 @speculation_options
 @sampling_options
 @option(
@@ -48,7 +49,7 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 @option(
     "--history/--no-history", "Keep the chat, and the typed lines for later chats.", default=True
 )
-@flag("--forget", "Remove all chats and typed lines that are kept.")
+@flag("--forget", "Remove all chats, typed lines and texts for drafts that are kept.")
 @think_options
 @server_option
 @flag("--show-draft", "Show accepted draft tokens in green.")
@@ -76,11 +77,16 @@ def chat(**options: Any) -> int:
     from .loop import ChatLoop, PipeUI, Signals
 
     if options["forget"]:
+        from ...kept import remove_draft_texts
         from ...models import format_bytes
 
         n_chats, n_bytes = forget()
+        n_bytes += remove_draft_texts()
         chats = "1 chat" if n_chats == 1 else f"{n_chats:,} chats"
-        click.echo(f"{chats} and the typed lines were removed ({format_bytes(n_bytes)}).", err=True)
+        click.echo(
+            f"{chats}, typed lines and texts for drafts were removed ({format_bytes(n_bytes)}).",
+            err=True,
+        )
         return 0
     if options["continued"] and options["load"]:
         raise click.UsageError("--continue and --load cannot be combined.")
@@ -89,6 +95,7 @@ def chat(**options: Any) -> int:
         why = "it is a folder" if path.is_dir() else "its folder does not exist"
         fact = f"{path} cannot be written: {why}."
         raise SessionError(fact, "name a file in an existing folder.")
+    options["draft_texts"] = options["draft_texts"] or ("disk" if options["history"] else "memory")
     check_images(options["image"], options)
     with contextlib.closing(ChatLoop(options)) as loop:
         loaded = loop.load(options["load"]) if options["load"] else ""

@@ -18,13 +18,15 @@ from .model import (
     name_of,
     needs_rows,
 )
-from .ngram import NgramDrafter, RetryDrafter, SharedTexts, SuffixAutomaton
+from .ngram import NgramDrafter, RetryDrafter, SuffixAutomaton
+from .store import DraftStore, StoreDrafter
 
 __all__ = [
     "MODELS",
     "N_CONFIDENCE_BUCKETS",
     "CoupledDraftSampler",
     "DraftCorrection",
+    "DraftStore",
     "DraftTeam",
     "Drafter",
     "FirstRead",
@@ -35,8 +37,8 @@ __all__ = [
     "NoDrafter",
     "Proposal",
     "RetryDrafter",
-    "SharedTexts",
     "StochasticDraftSampler",
+    "StoreDrafter",
     "SuffixAutomaton",
     "TextDrafter",
     "TokenDrafter",

@@ -13,11 +13,10 @@ from typing import Protocol
 from ...arrays import Logits
 from ...options import IMAGE_IDS
 from .base import Proposal, TextDrafter
+from .store import DraftStore, StoreDrafter
 
 # Number of contexts, from the longest on, that count each new token.
 _CONTEXTS = 4
-# Most tokens of all texts, and the pages that they are in. A token takes about 1 KiB.
-_MOST, _N_PAGES = 32_768, 8
 # Bucket edges of the length of a match, in tokens.
 _LENGTHS = (2, 3, 4, 6, 9, 16, 32)
 # Number of buckets for the share of the most frequent next token.
@@ -139,63 +138,6 @@ class SuffixAutomaton:
         return clone
 
 
-class SharedTexts:
-    """Earlier answers, in pages; the least recently used page makes room for new ones.
-
-    An automaton cannot remove a text, so a page does so as a whole. One thread at a time uses them.
-
-    Attributes:
-        pages: The pages, the one that grows last.
-    """
-
-    def __init__(self, most: int = _MOST, n_pages: int = _N_PAGES) -> None:
-        self._of_page, self._n_pages = most // n_pages, n_pages
-        self.pages: list[SuffixAutomaton] = [SuffixAutomaton()]
-        self._used_at: dict[SuffixAutomaton, int] = {}
-        self._n_used = 0
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(page.n_tokens for page in self.pages)
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Add an answer, unless a page has all of it."""
-        for page in self.pages:
-            if _has(page, tokens):
-                self.use(page)
-                return
-        while tokens:
-            page = self.pages[-1]
-            n_free = self._of_page - page.n_tokens
-            if n_free > 0:
-                page.extend(tokens[:n_free])
-                self.use(page)
-                tokens = tokens[n_free:]
-            else:
-                self._turn()
-
-    def use(self, page: SuffixAutomaton) -> None:
-        self._n_used += 1
-        self._used_at[page] = self._n_used
-
-    def _turn(self) -> None:
-        """Begin a page, and drop the least recently used one if there are too many."""
-        if len(self.pages) == self._n_pages:
-            oldest = min(self.pages, key=lambda page: self._used_at.get(page, 0))
-            self.pages.remove(oldest)
-            self._used_at.pop(oldest, None)
-        self.pages.append(SuffixAutomaton())
-
-
-def _has(page: SuffixAutomaton, tokens: Sequence[int]) -> bool:
-    state, length = 0, 0
-    for n, token in enumerate(tokens, 1):
-        state, length = page.step(state, length, token)
-        if length < n:
-            return False
-    return True
-
-
 class NgramDrafter:
     """Drafter that proposes the token that followed the longest earlier match of the text's end.
 
@@ -222,14 +164,12 @@ class NgramDrafter:
     )
     # fmt: on
 
-    def __init__(
-        self, reference: SuffixAutomaton | None = None, shared: SharedTexts | None = None
-    ) -> None:
-        """Make a drafter with an empty text, a text beside it, and those of other requests."""
+    def __init__(self, reference: SuffixAutomaton | None = None) -> None:
+        """Make a drafter with an empty text, and a text beside it."""
         self._own = SuffixAutomaton()
-        self._reference, self._shared = reference, shared
-        # For each other text: the state and the length of the longest match of the text's end.
-        self._in_others: dict[SuffixAutomaton, tuple[int, int]] = {}
+        self._reference = reference
+        # State and length of the longest match of the text's end in the text beside it.
+        self._in_reference = (0, 0)
         # For each text: its automaton, the state of its longest match, and the match length in
         # tokens.
         self._cursors: list[tuple[SuffixAutomaton, int, int]] = []
@@ -240,34 +180,24 @@ class NgramDrafter:
         self._own.extend(new)
         state = self._own.state
         self._cursors = [(self._own, state, self._own.length(state))]
-        others = [
-            *([self._reference] if self._reference else []),
-            *(self._shared.pages if self._shared else []),
-        ]
-        matches = {}
-        for text in others:
-            match = self._in_others.get(text, (0, 0))
+        if text := self._reference:
             for token in new:
-                match = text.step(*match, token)
-            matches[text] = match
-            self._cursors.append((text, *match))
-        self._in_others = matches
+                self._in_reference = text.step(*self._in_reference, token)
+            self._cursors.append((text, *self._in_reference))
 
     def propose(self) -> Proposal | None:
         best: Proposal | None = None
-        source, longest = self._own, 0
+        longest = 0
         for text, matched, n_matched in self._cursors:
             state, length = matched, n_matched
             while state > 0 and length > longest:
                 followed = text.follow(state)
                 if followed and followed[0] < IMAGE_IDS:  # an image is never a draft
                     kind = self.name, _bucket(length, *followed[1:])
-                    best, longest, source = Proposal(followed[0], kind), length, text
+                    best, longest = Proposal(followed[0], kind), length
                     break
                 state = text.shorter(state)
                 length = text.length(state)
-        if self._shared and source in self._shared.pages:
-            self._shared.use(source)
         return best
 
     def follow(self, token: int) -> None:
@@ -349,10 +279,11 @@ class Sources(Protocol):
         """A text from which drafts may come."""
 
     @property
-    def shared(self) -> SharedTexts | None:
-        """Earlier answers from which the drafts of all requests may come."""
+    def store(self) -> DraftStore | None:
+        """What was read and written before."""
 
 
 def make(pair: Sources) -> list[TextDrafter]:
     """Return the drafters from the text, for a request of a model pair."""
-    return [NgramDrafter(pair.reference, pair.shared), RetryDrafter()]
+    drafters: list[TextDrafter] = [NgramDrafter(pair.reference), RetryDrafter()]
+    return [*drafters, StoreDrafter(pair.store)] if pair.store else drafters

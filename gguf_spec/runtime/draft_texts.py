@@ -1,0 +1,148 @@
+"""The store of texts and counts for drafts: the option, its file, and the files of a folder.
+
+The file is a piece beside the kept prompts (`system.piece_folder`), one for each target with its
+quantisation and adapters. It is read when the model is loaded and written when it is closed, as a
+whole. One that is torn, foreign, or cannot be written is no error: drafts begin without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidOptionError
+from ..llama.sequence import CachedSequence
+from ..speculative.drafters import DraftStore
+from ..system.files import absolute, read_text
+from ..system.piece_folder import Piece, PieceFolder, drafts_folder
+
+_LOG = logging.getLogger("gguf_spec.kept")
+WORDS = ("off", "memory", "disk")
+# Bytes of all stores in the cache folder, and of a file whose text is read.
+_LIMIT, _MOST_FILE = 1_000_000_000, 1 << 20
+# Files of a folder that are read, and their bytes in all; newer ones are read first.
+_MOST_FILES, _MOST_BYTES = 10_000, 8 << 20
+# Folders that have no texts of the user.
+_SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", "target", "build", "dist"))
+
+
+def folder_of_option(given: object) -> Path | None:
+    """Return the folder or the file that the option `draft_texts` names; None for a word.
+
+    Raises:
+        InvalidOptionError: It is neither a word nor there.
+    """
+    if given in WORDS:
+        return None
+    if isinstance(given, (str, os.PathLike)) and given:
+        with suppress(OSError, ValueError, RuntimeError):
+            path = Path(given).expanduser()
+            if path.exists():
+                return absolute(path)
+    allowed = "off, memory, disk, or a folder or file with texts"
+    raise InvalidOptionError("draft_texts", str(given), allowed)
+
+
+class DraftTexts:
+    """A store and its file."""
+
+    def __init__(self, given: object, keep: PieceFolder | None, target: CachedSequence) -> None:
+        """Open the store of a target.
+
+        Args:
+            given: The option; not `off`.
+            keep: The folder of kept prompts, which then has the store; None for none.
+        """
+        source = folder_of_option(given)
+        self.store: DraftStore = DraftStore()
+        self._target = target
+        self._files: dict[str, list[int]] = {}
+        self._folder: PieceFolder | None = None
+        if keep or given != "memory":
+            path, limit = (keep.path, keep.limit) if keep else (drafts_folder(), _LIMIT)
+            folder = PieceFolder(path, limit, "drafts")
+            self._folder = folder if folder.open() else None
+        if self._folder:
+            adapters = [(one.content_id, one.scale) for one in target.options.lora]
+            root = self._folder.name("", repr((target.file.content_id, adapters)).encode())
+            self._piece = Piece(root, self._folder.name(root, b"drafts"), 0)
+            self._read(self._folder)
+        if source:
+            self._add_files(source)
+        self._n_written: int = self.store.n_added
+
+    def _read(self, folder: PieceFolder) -> None:
+        """Take over the store of an earlier process, if it is whole."""
+        found = folder.read(self._piece) if folder.has(self._piece) else None
+        if found is None:
+            return
+        about, data = found
+        try:
+            n = int(about["n_bytes"])
+            self.store.restore(data[:n], data[n:])
+            self._files = {str(name): [*map(int, one)] for name, one in about["files"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            _LOG.debug("the texts for drafts cannot be used (%s).", error)
+            self.store.clear()
+            self._files = {}
+
+    def _add_files(self, source: Path) -> None:
+        """Add the texts of files that were not added before, as they are now."""
+        n_left = _MOST_BYTES
+        for path, size, changed in sorted(_files(source), key=lambda one: -one[2]):
+            n_left -= size
+            if n_left < 0:
+                return
+            if self._files.get(str(path)) == [size, changed]:
+                continue
+            with suppress(OSError, ValueError):
+                with path.open("rb") as file:
+                    if b"\0" in file.read(1024):
+                        continue
+                tokens = self._target.weights.tokenize(read_text(path), special=False, start=False)
+                self.store.add([int(token) for token in tokens])
+                self._files[str(path)] = [size, changed]
+
+    def close(self) -> None:
+        """Write the store if it has changed."""
+        folder, store = self._folder, self.store
+        if folder is None or store.n_added == self._n_written:
+            return
+        tokens, entries = store.to_bytes()
+        about: dict[str, Any] = {
+            "model": self._target.path.name,
+            "title": "(texts for drafts)",
+            "n_bytes": len(tokens),
+            "files": self._files,
+        }
+        if folder.write(self._piece, about, [tokens, entries]):
+            self._n_written = store.n_added
+
+    def forget(self) -> None:
+        """Remove all texts and counts."""
+        self.store.clear()
+        self._files, self._n_written = {}, 0
+        if self._folder:
+            self._folder.remove(self._piece)
+
+
+def _files(source: Path) -> Iterator[tuple[Path, int, int]]:
+    """Yield the files of a folder, their sizes and times of change; hidden ones are left out."""
+    n = 0
+    for folder, below, names in (
+        os.walk(source) if source.is_dir() else [(str(source.parent), [], [source.name])]
+    ):
+        below[:] = sorted(one for one in below if one not in _SKIPPED and one[0] != ".")
+        for name in sorted(names):
+            path = Path(folder, name)
+            with suppress(OSError):
+                found = path.stat(follow_symlinks=False)
+                if path.is_file() and not path.is_symlink() and found.st_size <= _MOST_FILE:
+                    yield path, found.st_size, found.st_mtime_ns
+                    n += 1
+            if n >= _MOST_FILES:
+                return
