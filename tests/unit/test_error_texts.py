@@ -353,6 +353,7 @@ def test_no_flag_in_texts_of_the_library():
         "scripts/run --version",
         "scripts/run --images",
         "scripts/run --gpu",
+        "scripts/run --ready-made",
         "gguf-spec serve --cors-origin",
         "gguf-spec serve --allow-host",
         "gguf-spec serve --timeout",
