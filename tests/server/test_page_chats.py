@@ -676,7 +676,9 @@ class TestFiles:
                 if not one.name.endswith(".crdownload")
             ]
         )
-        (path,) = page.driver.downloads.iterdir()
+        (path,) = (
+            one for one in page.driver.downloads.iterdir() if not one.name.endswith(".crdownload")
+        )
         text = path.read_text(encoding="utf-8")
         path.unlink()
         return path.name, text
@@ -918,7 +920,7 @@ class TestTrouble:
 
     def test_a_template_without_a_system_prompt(self, page):
         page.set(system="Be brief.")
-        page.fake(refusal("System role not supported", "invalid_value", "messages"), pieces("a"))
+        page.fake(refusal("System role not supported", "invalid_value", "input"), pieces("a"))
         page.say("Hello.")
         until(lambda: page.text("#trouble"))
         page.click("#trouble button", "Send without the system prompt")

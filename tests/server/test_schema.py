@@ -4,6 +4,7 @@ schemathesis takes seconds to import and to make requests, so its tests are in a
 """
 
 import pytest
+import schemathesis
 from hypothesis import settings
 
 import gguf_spec
@@ -25,6 +26,7 @@ def small():
         yield one
 
 
+schemathesis.serializer.alias("application/pdf", "application/octet-stream")
 of_all = schema_of(("tales",))
 of_ollama = schema_of(("tales",), lambda path: path.startswith("/api/"))
 of_embeddings = schema_of(("bert.gguf", "rank.gguf", "tales"), EMBEDDINGS.__contains__)
