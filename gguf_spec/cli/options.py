@@ -302,10 +302,13 @@ def own(llm: AnyLLM) -> LLM:
 def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> ServedLLM | None:
     """Return the model of the options in a server of this user; None to load it."""
     needs_own = map(options.get, ("image", "save", "load", "draft_text", "verbose"))
-    source = click.get_current_context().get_parameter_source("keep")
-    keeps = source is ParameterSource.COMMANDLINE  # else the server keeps what it is told to
-    keeps = keeps or is_given("draft_texts")
-    if keeps or any(needs_own) or draft not in ("auto", "none", "ngram"):
+    source = click.get_current_context().get_parameter_source
+    sources = map(source, ("keep", "draft_texts"))  # else the server keeps what it is told to
+    if (
+        ParameterSource.COMMANDLINE in sources
+        or any(needs_own)
+        or draft not in ("auto", "none", "ngram")
+    ):
         return None
     from ..models import path
     from ..server import served
