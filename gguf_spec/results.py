@@ -6,7 +6,6 @@ thread that computes it. A `Work` goes on at the end of an answer, so that no th
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 R = TypeVar("R")
 
-_LOG = logging.getLogger(__name__)
 
 # Seconds after which it is asked again whether a reader that was behind has read.
 POLL_S = 0.01
@@ -451,7 +449,11 @@ class Listener(NamedTuple):
         try:
             self.call(Ended(error))
         except BaseException:
-            _LOG.exception("A function that listens to a generation failed at its end.")
+            import logging  # not for `--help`
+
+            logging.getLogger(__name__).exception(
+                "A function that listens to a generation failed at its end."
+            )
 
 
 Work: TypeAlias = Generator[tuple[Answer, Callable[[Chunk], object]], None, R]

@@ -44,7 +44,7 @@ def folder_of_option(given: object) -> Path | None:
             if path.exists():
                 return absolute(path)
     allowed = "off, memory, disk, or a folder or file with texts"
-    raise InvalidOptionError("draft_texts", str(given), allowed)
+    raise InvalidOptionError("draft_texts", given, allowed)
 
 
 class DraftTexts:

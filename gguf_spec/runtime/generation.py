@@ -17,7 +17,6 @@ from ..images import check_ids
 from ..options import Sampling, Speculation, WholeGrammarSampling
 from ..passes import LanguageModel
 from ..results import Chunk, FinishReason, OnProgress, Part, Progress, Stats, TokenLogprob
-from ..sampling import native
 from ..sampling.chain import CompatSampling, Filters, Penalties, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
@@ -329,13 +328,16 @@ class Generation:
             if n_left == 0:
                 yield self._deliver(engine.Round([], 0, 0), cut="length")
                 return
+            choose = None
+            if self._rule.accept is coupled:
+                choose = self._target.chooser(chain, self._rule.noise)
             for one in engine.rounds(
                 target=target,
                 drafter=drafter,
                 prompt=begin,
                 sampler=chain,
                 k=k,
-                rule=rule._replace(choose=self._chooser(chain)),
+                rule=rule._replace(choose=choose),
                 n_max=n_left,
                 is_end=lambda token: token in self._stop_tokens or is_end(token),
                 cancelled=self._is_cancelled,
@@ -352,16 +354,6 @@ class Generation:
                         drafter.known.answered(len(self.tokens), is_whole)
                     return
         yield self.cancelled_chunk()
-
-    def _chooser(self, chain: Sampler) -> engine.Choose | None:
-        """Return the sampler of the kernels' library; None where it has not all of the chain."""
-        kernels = self._target.kernels
-        if self._rule.accept is not coupled or kernels is None:
-            return None
-        if not native.is_possible(chain, self._rule.noise):
-            return None
-        library = native.functions(kernels)
-        return native.NativeSampler(library, chain, self._rule.noise).choose if library else None
 
     def cancelled_chunk(self) -> Chunk:
         """Return the last chunk of a generation that is cancelled between two rounds."""

@@ -201,7 +201,7 @@ def load(
         reference: A text file as an additional source of drafts, such as one that answers quote.
         draft_texts: A store of earlier texts, and of what followed each few tokens in answers, from
             which drafts come too: `memory` for the requests of this LLM, `disk` for those of
-            earlier processes as well (64 MB at most, for each model, in the user's cache folder or
+            earlier processes as well (64 MiB at most, for each model, in the user's cache folder or
             beside the prompts of `keep`), the path of a folder or file whose texts are added, which
             implies `disk`, or `off`. The texts of answers stay the same. Who shares an LLM with
             others can find out by the time of an answer that another one got a text like it.

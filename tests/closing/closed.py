@@ -13,8 +13,9 @@ from llama_cpp import llama_cpp as C
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.errors import ClosedError, SessionError
+from gguf_spec.errors import BusyError, ClosedError, SessionError
 from gguf_spec.passes import PassPart
+from gguf_spec.results import Listener
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec_compat import DraftModel, Llama
 from gguf_spec_compat.llama import NOT_HERE, UnsupportedError
@@ -31,11 +32,14 @@ GIVEN = {
     "kind": [None], "error": [None], "trace": [None], "input_ids": [], "profile": [DEFAULT_PROFILE], "snapshot": [None],
     "prompts": [["ab"]], "cached": [[1]], "parts": [[]], "prefix": ["a"], "suffix": ["b"], "llm": [],
     "texts": ["ab", [[1, 2]]], "query": ["a"], "documents": [["b"]], "options": [["b"]], "least_cut": [0], "why": ["planted"], "n": [0], "n_tokens": [2], "most": [8], "instruction": ["shorten it"], "question": ["a"],
+    "chain": [SimpleNamespace(sampling=Sampling(), filters=SimpleNamespace(grammar=True, reasoning=None, infill=None))], "noise": [0.0],
+    "call": [lambda _: None], "listener": [Listener(lambda _: None)],
     "other": [SimpleNamespace(index=0, cached=[1], n_read=0, least_cut=0)],
 }  # fmt: skip
 PASSED_ON = {"create_chat_completion_openai_v1": (MESSAGES,)}  # as they are, to another member
 SPECIAL = ["__iter__", "__next__", "__enter__", "__exit__", "__call__"]
 REFUSED = {("Llama", name): UnsupportedError for name in NOT_HERE}
+REFUSED |= {(kind, "listen"): BusyError for kind in ("Stream", "Turn")}  # it was read before
 
 
 class TouchedError(BaseException):

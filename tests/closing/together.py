@@ -8,7 +8,7 @@ SHORT = Sampling(seed=4, max_tokens=12, ignore_eos=True)
 LONG = Sampling(seed=5, max_tokens=400, ignore_eos=True)
 ENDLESS = Sampling(seed=6, max_tokens=None, ignore_eos=True, overflow="shift")
 PLAIN = Speculation(0)
-OPTIONS = {"threads": 1, "n_ctx": 512, "parallel": 4}
+OPTIONS = {"threads": 1, "n_ctx": 512, "parallel": 4, "draft_texts": "off"}
 PROMPTS = ["Once upon a time", "The fox", "A king", "The old woman said", "In the wood"]
 
 

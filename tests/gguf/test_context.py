@@ -135,7 +135,9 @@ def test_layers_on_a_gpu_with_a_build_without_one(gguf_dir, layers, asked, monke
         gguf_spec.load(
             gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1, extra_bufts=False, **asked
         )
-    assert caught.value.hint.startswith(f"omit {option}, or build for your GPU: CMAKE_ARGS=-D")
+    assert caught.value.hint.startswith(
+        f"omit {option}, or take a build for your GPU: in a clone scripts/run --gpu"
+    )
     assert "scripts/run --gpu" in caught.value.hint
 
 

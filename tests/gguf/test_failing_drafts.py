@@ -27,7 +27,7 @@ def broken(request, gguf_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(gguf_dir, broken):
-    with gguf_spec.load(gguf_dir / "llama.gguf", draft=broken, threads=1) as one:
+    with gguf_spec.load(gguf_dir / "llama.gguf", draft=broken, threads=1, draft_texts="off") as one:
         yield one
 
 

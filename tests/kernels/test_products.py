@@ -224,7 +224,7 @@ def test_smallest_scales_of_mxfp4(instruction_set):
     """Those that are no normal floats; among larger ones they would not be seen."""
     k, columns = 256, 8
     blocks = np.random.default_rng(1).integers(0, 256, (columns * k // 32, 17), np.uint8)
-    x = numbers((3, k), 2) * np.float32(1e30)
+    x = numbers((3, k), 2) * np.float32(1e6)  # a scale of rows is a float of 16 bits
     for scale in range(4):
         blocks[:, 0] = scale
         weights = Weights(blocks.tobytes(), TYPES["MXFP4"], k, columns)

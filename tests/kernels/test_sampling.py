@@ -2,7 +2,6 @@
 
 import ctypes
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gguf_spec import Sampling, arrays
 from gguf_spec.arrays import exp, log, total
 from gguf_spec.llama import own_kernels
 from gguf_spec.sampling import chain, native, rng
+from tests.support import children
 from tests.support.sampled_rows import differences
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
@@ -135,7 +135,7 @@ def compiled(folder, sources=build_kernels.SOURCES, flags=()):
     flags = [*build_kernels.FLAGS, *build_kernels.OF_FILE["sampling"], *flags, "-DISA=alone"]
     files = [str(sources / "sampling.cpp"), str(folder / "alone.cpp"), f"-I{sources}"]
     command = [*_llama_wheel.compiler_command("CXX"), *flags, "-shared", *files]
-    subprocess.run([*command, "-o", str(folder / "alone.so")], check=True)
+    children.run([*command, "-o", str(folder / "alone.so")], check=True)
     return native.Library(ctypes.CDLL(str(folder / "alone.so")))
 
 
