@@ -26,7 +26,6 @@ from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, RollbackError
 from ..options import K_MAX, require
 from ..passes import Exactness, PassPart
-from ..sampling import native
 from . import own_kernels
 from .bindings import C
 from .native import Native
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..gguf.validation import ModelFile
-    from ..sampling.chain import Sampler
     from .context import Context
     from .options import ContextOptions
     from .weights import Weights
@@ -111,12 +109,10 @@ class CachedSequence:
         """The native objects of llama.cpp; an error if they are closed."""
         return self.weights.native
 
-    def chooser(self, chain: Sampler, noise: float) -> Callable[..., Any] | None:
-        """Return the sampler of the kernels' library; None where it has not all of the chain."""
-        if not own_kernels.in_use().name or not native.is_possible(chain, noise):
-            return None
-        library = native.functions(own_kernels.library())
-        return native.NativeSampler(library, chain, noise).choose if library else None
+    @property
+    def kernels(self) -> Any:
+        """The library of the own kernels; None where those of llama.cpp are used."""
+        return own_kernels.library() if own_kernels.in_use().name else None
 
     @property
     def label(self) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 from ..images import check_ids
@@ -228,6 +228,7 @@ class Generation:
         pair: ModelPair[CachedSequence],
         kept: PrefixStore,
         dry: Callable[[Weights, Sampling], Penalties],
+        sampler: Callable[[Any, Sampler, float], engine.Choose | None],
     ) -> None:
         """Prepare the generation.
 
@@ -236,6 +237,7 @@ class Generation:
             pair: The models.
             kept: Caches of earlier texts.
             dry: Makes the penalties of DRY.
+            sampler: Makes the sampler of the kernels' library, or None where it lacks a filter.
 
         Raises:
             InvalidOptionError: The grammar is invalid or rejects the prefill.
@@ -254,7 +256,7 @@ class Generation:
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
         self._request, self._pair, self._target = request, pair, pair.target
-        self._kept = kept
+        self._kept, self._sampler = kept, sampler
         self._called_back: float | None = None
         reasoning, weights = request.reasoning, pair.target.weights
         state = reasoning.begin(weights, request.prompt, request.prefill) if reasoning else None
@@ -329,8 +331,8 @@ class Generation:
                 yield self._deliver(engine.Round([], 0, 0), cut="length")
                 return
             choose = None
-            if self._rule.accept is coupled:
-                choose = self._target.chooser(chain, self._rule.noise)
+            if self._rule.accept is coupled and self._target.kernels is not None:
+                choose = self._sampler(self._target.kernels, chain, self._rule.noise)
             for one in engine.rounds(
                 target=target,
                 drafter=drafter,

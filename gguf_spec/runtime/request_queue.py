@@ -34,6 +34,7 @@ from ..errors import BusyError, ClosedError, ForkedError
 from ..llama.samplers import dry_penalties
 from ..llama.sequence import CachedSequence
 from ..results import POLL_S, Chunk, Ended, Listener, SlotState
+from ..sampling import native
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
 from ..system.process import OfOneProcess, before_end_of_threads
@@ -273,7 +274,7 @@ class RequestQueue(Turns, OfOneProcess):
         self._check(request)
         if request.speculation.k:
             self.pair.measure()
-        generation = Generation(request, self.pair, self._kept, dry_penalties)
+        generation = Generation(request, self.pair, self._kept, dry_penalties, native.chooser)
         chunks = generation.run(self.pair.slots[0])
         stream = Stream(
             generation, chunks, partial(self.leave, ticket), partial(self._listen, ticket)
@@ -454,7 +455,9 @@ class ParallelQueue(RequestQueue):
         """
         self._check(request)
         self._check_streams(self.pair.target.options.parallel)
-        job = QueuedRequest(request, Generation(request, self.pair, self._kept, dry_penalties))
+        job = QueuedRequest(
+            request, Generation(request, self.pair, self._kept, dry_penalties, native.chooser)
+        )
         chunks = job.chunks(self._submit)
         stream = Stream(job.generation, chunks, lambda: None, partial(self._submit_listened, job))
         job.stream = ref(stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint8
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,6 +124,12 @@ def is_possible(sampler: Sampler, noise: float) -> bool:
     s, filters = sampler.sampling, sampler.filters
     rare = s.typical_p < 1 or s.xtc_probability > 0 or (s.top_n_sigma and noise)
     return not (rare or filters.grammar or filters.reasoning or filters.infill)
+
+
+def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chosen] | None:
+    """Return the sampler of a library of kernels; None where it has not all of a chain."""
+    found = functions(library) if is_possible(sampler, noise) else None
+    return NativeSampler(found, sampler, noise).choose if found else None
 
 
 class NativeSampler:

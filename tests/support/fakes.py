@@ -86,10 +86,7 @@ class FakeModel:
     slow_first_pass = False
     options, counts, n_cached = ContextOptions(), PassCounts(), 0
 
-    n_ctx_limit = None
-
-    def chooser(self, _chain, _noise):
-        """There is no library of kernels."""
+    n_ctx_limit = kernels = None
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)
