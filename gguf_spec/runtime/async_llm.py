@@ -431,7 +431,7 @@ class AsyncGeneration(OfOneProcess):
             check: Raises a `BusyError` where the current task would wait for itself.
         """
         self.stream: Stream | Turn | None = None
-        self.has_begun = False
+        self.has_begun: bool = False
         self._reader: weakref.ref[asyncio.Task[Any]] | None = None
         task, self._check = asyncio.current_task(), check
         self._maker = weakref.ref(task) if task else None

@@ -95,8 +95,8 @@ class Library:
     """The sampler's functions of a loaded library of kernels."""
 
     def __init__(self, library: Any) -> None:
-        self.sample = library.gguf_spec_sample
-        self.compute = library.gguf_spec_sampling_compute
+        self.sample: Any = library.gguf_spec_sample
+        self.compute: Any = library.gguf_spec_sampling_compute
         self.compute.argtypes = (ctypes.c_int, ctypes.c_void_p, c_int64)
         self._bytes = library.gguf_spec_sampling_bytes
         self._bytes.restype, self._bytes.argtypes = c_int64, (c_int64,)

@@ -34,7 +34,7 @@ class Documents:
         larger = replace(settings, body_bytes=max(settings.body_bytes, BYTES))
         self._bodies, self._settings = BodyReader(larger, is_ending), settings
         self._turn, self._helper = asyncio.Lock(), Helper()
-        self.route = Route("/v1/documents/text", self._answer, methods=["POST"])
+        self.route: Route = Route("/v1/documents/text", self._answer, methods=["POST"])
 
     def close(self) -> None:
         self._helper.close()

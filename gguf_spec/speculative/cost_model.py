@@ -187,6 +187,7 @@ class CostModel:
                 errors of an entry are its own.
             leads: Single tokens show the speed of the machine, as most passes are over one token:
                 while other programs run, all widths take longer, and not that of the moment alone.
+                Only of a measurement that is trusted: the corrections of another one are its own.
         """
         measured = repaired(measured)
         self.base: list[float] = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
@@ -208,8 +209,9 @@ class CostModel:
         self._n_corrected = 0
         # Widths that the next rounds decode, in tokens.
         self._to_check: list[int] = []
-        self.n_checks, self._is_trusted, self._may_lead = 0, trusted, leads
-        self._leads: bool = leads and trusted
+        self.n_checks, self._is_trusted = 0, trusted
+        # Whether they do: from the first of them that took as long as was measured.
+        self._may_lead, self._is_leading = leads and trusted, False
         # The table as measured; passes over single tokens: their number, that when each width was
         # used last, that of the last time that entries faded, and how many there are between two.
         self._measured, self._n_single = [*self.base], 0
@@ -292,7 +294,7 @@ class CostModel:
         error = math.log(max(seconds, 1e-9) / self.seconds(n, n_past))
         in_table = n < len(self.base)
         self._n_learned += 1
-        if n == 1 and self._leads:
+        if n == 1 and self._may_lead:
             self._see_single(error)
         if in_table:
             self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
@@ -374,9 +376,6 @@ class CostModel:
             self.base[1:] = [interpolate(known, n) for n in range(1, len(self.base))]
             self._anchors = set(known)
             self.set_caps()
-        if self._may_lead and not self._leads:
-            self._leads, self._measured = True, [*self.base]
-            self._limit()
 
     def _cannot_pay(self, n: int, chance: float, draft_s: float) -> bool:
         """Return whether passes of width `n` and above cost more than their tokens, at best."""
@@ -414,11 +413,11 @@ class CostModel:
             self._set_depth(n, rest / n_past)
             return
         log_base = math.log(max((math.exp(size) * whole - attention) / (whole - attention), 0.05))
-        if n == 1 and self._leads:
+        if n == 1 and self._is_leading:
             self._pace.led(log_base)
             return
         at, single = self._single
-        if self._leads and single * log_base > 0 and self._n_learned - at < _NEAR:
+        if self._is_leading and single * log_base > 0 and self._n_learned - at < _NEAR:
             return
         self._shift(self.base, n, log_base)
         self._limit()
@@ -435,13 +434,16 @@ class CostModel:
 
     def _limit(self) -> None:
         """Let no pass cost more than some times as much as passes over its single tokens."""
-        if not self._leads:
+        if not self._is_leading:
             return
         most = _MOST_OF_SINGLE * self.base[1]
         self.base[2:] = [min(cost, most * n) for n, cost in enumerate(self.base[2:], 2)]
 
     def _see_single(self, error: float) -> None:
         """Note the error of a pass over a single token, which shows the speed of the machine."""
+        self._is_leading = self._is_leading or abs(error) <= _OUTLIER
+        if not self._is_leading:
+            return
         self._n_single += 1
         if self._n_single - self._faded_at >= self._patience:
             self._fade()

@@ -50,7 +50,8 @@ def folder(tmp_path_factory):
 
 
 def loaded(folder, head="guesser", name="llama", **options):
-    options = {"threads": 1, "extra_bufts": False, "n_ctx": 256} | options
+    usual = {"threads": 1, "extra_bufts": False, "n_ctx": 256, "draft_texts": "off"}
+    options = usual | options
     return gguf_spec.load(folder / f"{name}.gguf", folder / f"{head}.gguf", **options)
 
 

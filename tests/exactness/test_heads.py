@@ -51,7 +51,8 @@ def folder(tmp_path_factory):
 
 
 def loaded(folder, name="trained", draft="auto", **options):
-    options = {"threads": 1, "extra_bufts": False, "n_ctx": 256} | options
+    usual = {"threads": 1, "extra_bufts": False, "n_ctx": 256, "draft_texts": "off"}
+    options = usual | options
     return gguf_spec.load(folder / f"{name}.gguf", draft, **options)
 
 

@@ -31,7 +31,7 @@ def measured(monkeypatch):
 
 
 def load(**options):
-    return gguf_spec.load("tales", threads=1, n_ctx=256, **options)
+    return gguf_spec.load("tales", threads=1, n_ctx=256, draft_texts="off", **options)
 
 
 @pytest.mark.full

@@ -191,8 +191,11 @@ def test_packages_are_copies_with_their_times_and_modes(tmp_path, monkeypatch):
     test_setup.script(first / "bin" / "tool", f"#!{first}/bin/python\nprint(1)\n")
     test_setup.script(first / "bin" / "binary", "\x7fELF")
     monkeypatch.setattr(_setup, "VENV", first)
+    monkeypatch.setattr(_setup, "BIN", first / "bin")
     _setup.pack(tmp_path / "packages.tar", _setup.to_keep())
     monkeypatch.setattr(_setup, "VENV", second)
+    monkeypatch.setattr(_setup, "BIN", second / "bin")
+    monkeypatch.setattr(_setup, "PYTHON", second / "bin" / "python")
     _setup.unpack(tmp_path / "packages.tar")
     copy = second / "lib" / "a" / "b.py"
     assert (copy.read_text(), copy.stat().st_mtime, copy.stat().st_nlink) == ("x", 5, 1)
