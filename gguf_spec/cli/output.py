@@ -112,7 +112,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def columns_of(out: TextIO | None = None) -> int | None:
-    """Return the width of the terminal on stdout; None where it is none."""
+    """Return the width of the terminal on stdout; None where that is no terminal."""
     out = out or sys.stdout
     if not (out and out.isatty()):
         return None

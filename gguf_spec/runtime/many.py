@@ -15,7 +15,7 @@ from ..engine import Answer, Prompt
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
 from ..results import Completion, Work, go_on
-from ..system.process import before_end_of_threads
+from ..system.process import cancel_with_program
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -200,13 +200,7 @@ _running: WeakSet[_Jobs[Any, Any]] = WeakSet()
 
 @cache
 def _end_with_program() -> None:
-    """Cancel everything at the end of the program, which waits for the threads."""
-
-    def cancel_all() -> None:
-        for one in [*_running]:
-            one.cancel()
-
-    before_end_of_threads(cancel_all)
+    cancel_with_program(_running)
 
 
 def _next(ended: queue.SimpleQueue[T], on_wait: Callable[[], object]) -> T:

@@ -37,7 +37,7 @@ from ..results import POLL_S, Chunk, Ended, Listener, SlotState
 from ..sampling import native
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
-from ..system.process import OfOneProcess, before_end_of_threads
+from ..system.process import OfOneProcess, cancel_with_program
 from .generation import Generation, Request, check_request
 from .prefix_cache import Found, PrefixStore, prepare_slot, reads_prefix
 from .stream import Stream
@@ -641,13 +641,7 @@ _listened: WeakSet[Stream] = WeakSet()
 
 @cache
 def _end_with_program() -> None:
-    """Cancel streams at the end of the program, which waits for the threads of pools."""
-
-    def cancel_all() -> None:
-        for stream in [*_listened]:
-            stream.cancel()
-
-    before_end_of_threads(cancel_all)
+    cancel_with_program(_listened)
 
 
 _queues: WeakSet[ParallelQueue] = WeakSet()

@@ -210,7 +210,8 @@ class CostModel:
         # Widths that the next rounds decode, in tokens.
         self._to_check: list[int] = []
         self.n_checks, self._is_trusted = 0, trusted
-        # Whether they do: from the first of them that took as long as was measured.
+        # Whether single tokens may lead, and whether they do: from the first one that took about as
+        # long as was measured.
         self._may_lead, self._is_leading = leads and trusted, False
         # The table as measured; passes over single tokens: their number, that when each width was
         # used last, that of the last time that entries faded, and how many there are between two.

@@ -12,9 +12,9 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
 _alive: WeakSet[OfOneProcess] = WeakSet()
@@ -66,6 +66,21 @@ def before_end_of_threads(call: Callable[[], object]) -> None:
     Pools must be imported before: they are asked in the reverse order.
     """
     getattr(threading, "_register_atexit", atexit.register)(call)
+
+
+class Cancellable(Protocol):
+    """Something that runs and can be ended."""
+
+    def cancel(self) -> object:
+        """End it soon; called in the main thread."""
+
+
+def cancel_with_program(running: Iterable[Cancellable]) -> None:
+    """Cancel what is in a collection at the end of the program, which waits for threads of pools.
+
+    Pools must be imported before, as for `before_end_of_threads`.
+    """
+    before_end_of_threads(lambda: [one.cancel() for one in [*running]])
 
 
 def renewed(lock: Any) -> Any:

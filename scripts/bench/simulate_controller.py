@@ -380,7 +380,10 @@ def table(
 def chats():
     """Return the answers to questions, whose tokens are numbered by their first place so that rows are short."""
     ids = {}
-    numbered = lambda tokens: [ids.setdefault(token, len(ids)) for token in tokens]  # noqa: E731
+
+    def numbered(tokens):
+        return [ids.setdefault(token, len(ids)) for token in tokens]
+
     found = [SimpleNamespace(**one) for one in json.loads(gzip.decompress(ANSWERS.read_bytes()))]
     for one in found:
         one.prompt, one.tokens = numbered(one.prompt), numbered(one.tokens)

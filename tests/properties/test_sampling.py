@@ -10,6 +10,7 @@ from gguf_spec.options import Sampling
 from gguf_spec.sampling.chain import Sampler, _descending
 from gguf_spec.sampling.rng import SeededRng, _hash, _ids_of, all_ids
 from tests.properties.old_sampling import OldRng, OldSampler
+from tests.support.sampled_rows import make_rows
 
 KINDS = ("bell", "peaks", "sharp", "open", "ties", "flat", "huge", "bad")
 OPTIONS = st.fixed_dictionaries(
@@ -30,28 +31,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 def make_row(kind, n_vocab, seed):
-    rng = np.random.default_rng(seed)
-    row = rng.normal(size=n_vocab) * rng.choice([0.5, 2.5, 4.0])
-    few = rng.choice(n_vocab, max(n_vocab // 50, 1), replace=False)
-    if kind in ("peaks", "sharp"):
-        row[few] += rng.exponential(5.0, size=len(few)) + 4
-    if kind == "sharp":
-        row[few[0]] = row.max() + 12
-    if kind == "open":
-        row[few] = row.max() + 6 - np.log(np.arange(1, len(few) + 1))
-    if kind == "ties":
-        row = np.round(row)
-    if kind == "flat":
-        row[:] = 0.0
-        row[few] = -0.0
-    if kind == "huge":
-        row *= 1e5
-    if kind == "bad":
-        row[few] = rng.choice([np.nan, np.inf, -np.inf, 0.0])
-    row = row.astype(np.float32)
-    if seed % 3 == 0:
-        row[rng.random(n_vocab) < 0.3] = -np.inf
-    return row
+    return make_rows(np.random.default_rng(seed), 1, n_vocab, kind)[0]
 
 
 def outcome(sampler, row, history):

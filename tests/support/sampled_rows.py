@@ -27,9 +27,9 @@ OPTIONS = {
 }
 
 
-def make_rows(rng, n_rows, n_vocab):
-    """Rows of one kind."""
-    kind = rng.choice(KINDS)
+def make_rows(rng, n_rows, n_vocab, kind=None):
+    """Rows of one kind, a random one without `kind`."""
+    kind = kind or rng.choice(KINDS)
     rows = rng.normal(size=(n_rows, n_vocab)) * rng.choice([0.5, 2.5, 4.0])
     for row in rows:
         few = rng.choice(n_vocab, max(n_vocab // 50, 1), replace=False)

@@ -96,15 +96,18 @@ ASKED = [
 ]  # fmt: skip
 
 
+def replaced(text, edits):
+    for one, other in edits:
+        assert text.count(one) == 1, one
+        text = text.replace(one, other)
+    return text
+
+
 def edited(name, ask, edits, text=None):
     old = text or TEXTS[name]
-    new = old
-    for one, other in edits:
-        assert new.count(one) == 1, one
-        new = new.replace(one, other)
+    new = replaced(old, edits)
     plan = EditPlan(old, ask, name=name)
-    answer = new
-    return plan.result(answer, SimpleNamespace(stats=None, seed=None)), new
+    return plan.result(new, SimpleNamespace(stats=None, seed=None)), new
 
 
 @pytest.mark.parametrize("case", ASKED, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -283,12 +286,8 @@ NOT_DOUBTED = [
 
 def doubts_about(name, ask, edits, text=None):
     old = text or TEXTS[name]
-    new = old
-    for one, other in edits:
-        assert new.count(one) == 1, one
-        new = new.replace(one, other)
     reading = EditPlan(old, ask, name=name).reading
-    lines = new.removesuffix("\n").split("\n")
+    lines = replaced(old, edits).removesuffix("\n").split("\n")
     runs = changed_runs(reading.lines, lines)
     hunks = [Hunk(i, tuple(reading.lines[i:j]), tuple(lines[k:m])) for i, j, k, m in runs]
     return doubts(hunks, reading)
