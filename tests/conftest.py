@@ -11,7 +11,9 @@ import contextlib
 import importlib
 import logging
 import os
+import random
 import re
+import secrets
 import sys
 from pathlib import Path
 
@@ -224,6 +226,15 @@ def own_cache(request, tmp_path_factory):
         if "full" in _left_out(request.config):
             # the first model of a process tests the machine and the kernels for 2 s: the time of no test
             gguf_spec.load("tales", threads=1).close()
+        yield
+
+
+@pytest.fixture(autouse=True)
+def same_seeds(request):
+    """Requests without a seed get the same ones in each run of a test: an answer may end after a word by chance."""
+    numbers = random.Random(request.node.nodeid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "randbits", numbers.getrandbits)
         yield
 
 

@@ -76,4 +76,5 @@ def test_programs(server, program, capsys):
     # a short program leaves its client to the end of the process; the garbage collector may find the socket of a
     # client before the client, and a socket that it closes is a warning
     names["client"].close()
-    assert len(capsys.readouterr().out) > 40
+    # how long an answer is differs by processor: a model may end after a word
+    assert capsys.readouterr().out.strip()
