@@ -235,7 +235,8 @@ class Place:
         command = [str(self.clone / "scripts" / "run"), *words]
         if os.geteuid() == 0 and shutil.which("setpriv"):
             command = ["setpriv", f"--bounding-set={RIGHTS}", f"--inh-caps={RIGHTS}", *command]
-        return subprocess.run(command, env=self.env, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900, check=False)  # fmt: skip
+        # an empty pipe: where /dev/null is a file with a text, `generate` would add it to the prompt
+        return subprocess.run(command, env=self.env, cwd=self.home, input="", capture_output=True, text=True, timeout=900, check=False)  # fmt: skip
 
     def fill(self) -> None:
         """Let the real set-up fill the cache, and fetch all that it may need again."""
