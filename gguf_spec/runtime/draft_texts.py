@@ -2,13 +2,15 @@
 
 The file is a piece beside the kept prompts (`system.piece_folder`), one for each target with its
 quantisation and adapters. It is read when the model is loaded and written when it is closed, as a
-whole. One that is torn, foreign, or cannot be written is no error: drafts begin without it.
+whole. If another process has written or removed it meanwhile, only what this one added joins what is
+there. One that is torn, foreign, or cannot be written is no error: drafts begin without it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,8 @@ WORDS = ("off", "memory", "disk")
 _LIMIT, _MOST_FILE = 1_000_000_000, 1 << 20
 # Files of a folder that are read, and their bytes in all; newer ones are read first.
 _MOST_FILES, _MOST_BYTES = 10_000, 8 << 20
+# Newest tokens that are counted again in the file of another process.
+_MOST_COUNTED = 20_000
 # Folders that have no texts of the user.
 _SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", "target", "build", "dist"))
 
@@ -61,6 +65,8 @@ class DraftTexts:
         self.store: DraftStore = DraftStore()
         self._target = target
         self._files: dict[str, list[int]] = {}
+        self._new_files: dict[str, list[int]] = {}
+        self._written = ""  # name of what the file held when it was read or written
         self._folder: PieceFolder | None = None
         if keep or given != "memory":
             path, limit = (keep.path, keep.limit) if keep else (drafts_folder(), _LIMIT)
@@ -85,10 +91,26 @@ class DraftTexts:
             n = int(about["n_bytes"])
             self.store.restore(data[:n], data[n:])
             self._files = {str(name): [*map(int, one)] for name, one in about["files"].items()}
+            self._written = str(about["written"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             _LOG.debug("the texts for drafts cannot be used (%s).", error)
             self.store.clear()
             self._files = {}
+
+    def _join(self, folder: PieceFolder) -> None:
+        """Add what is new here to what another process has written, or to nothing if it was removed."""
+        if self._written == str(folder.about(self._piece).get("written", "")):
+            return
+        n_new = self.store.n_added - self._n_written
+        new = self.store.texts.newest()[-n_new:]
+        self.store.clear()
+        self._files = {}
+        self._read(folder)
+        self.store.add(new)
+        n_left_out = max(len(new) - _MOST_COUNTED, 0)
+        for i in range(n_left_out + 3, len(new)):
+            self.store.count(new[i - 3 : i], new[i])
+        self._files |= self._new_files
 
     def _add_files(self, source: Path) -> None:
         """Add the texts of files that were not added before, as they are now."""
@@ -105,27 +127,30 @@ class DraftTexts:
                         continue
                 tokens = self._target.weights.tokenize(read_text(path), special=False, start=False)
                 self.store.add([int(token) for token in tokens])
-                self._files[str(path)] = [size, changed]
+                self._files[str(path)] = self._new_files[str(path)] = [size, changed]
 
     def close(self) -> None:
         """Write the store if it has changed."""
         folder, store = self._folder, self.store
         if folder is None or store.n_added == self._n_written:
             return
+        self._join(folder)
+        written = secrets.token_hex(8)
         tokens, entries = store.to_bytes()
         about: dict[str, Any] = {
             "model": self._target.path.name,
             "title": "(texts for drafts)",
             "n_bytes": len(tokens),
             "files": self._files,
+            "written": written,
         }
         if folder.write(self._piece, about, [tokens, entries]):
-            self._n_written = store.n_added
+            self._n_written, self._written = store.n_added, written
 
     def forget(self) -> None:
         """Remove all texts and counts."""
         self.store.clear()
-        self._files, self._n_written = {}, 0
+        self._files, self._new_files, self._n_written, self._written = {}, {}, 0, ""
         if self._folder:
             self._folder.remove(self._piece)
 

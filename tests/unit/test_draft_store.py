@@ -210,3 +210,34 @@ def test_forget_removes_the_texts(tmp_path, monkeypatch):
         llm.forget()
         assert not llm._pair.store.texts.n_tokens
     assert not stores(tmp_path)
+
+
+def texts_of(llm):
+    return list(llm._pair.store.texts.newest())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("meanwhile", ["written", "removed"])
+def test_what_another_process_did_meanwhile_stays_done(tmp_path, monkeypatch, meanwhile):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"draft_texts": "disk", "threads": 1, "n_ctx": 256}
+    sampling = Sampling(temperature=0, max_tokens=24)
+    with gguf_spec.load("tales", "ngram", **options) as llm:
+        llm.generate("A dog", sampling)
+        old = texts_of(llm)
+    with gguf_spec.load("tales", "ngram", **options) as first:
+        assert texts_of(first) == old
+        with gguf_spec.load("tales", "ngram", **options) as second:
+            if meanwhile == "removed":
+                second.forget()
+            else:
+                second.generate("The moon was", sampling)
+                other = texts_of(second)[len(old) :]
+                assert other
+        first.generate("Once upon a time", sampling)
+        new = texts_of(first)[len(old) :]
+        assert new
+    with gguf_spec.load("tales", "ngram", **options) as third:
+        assert texts_of(third) == (new if meanwhile == "removed" else [*old, *other, *new])
+        a, b, c = new[:3]
+        assert third._pair.store.counts.likeliest(_hashes((a, b, c))[2])[0] in new
