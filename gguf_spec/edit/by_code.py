@@ -3,8 +3,9 @@
 A name of Python is found by its tokens and by the scopes of its parser. In other languages it is a
 whole word of code: Pygments tells code, texts and comments apart. Code inside of a text, such as
 `${total}`, is renamed. A word in a text or in a comment is left. The change says so, and is not
-written without a question, where a text has the name, where the language is not known, and where it
-is not clear which uses are meant. A name in a comment is no reason to ask.
+written without a question, where a text has the name and the instruction does not say that texts
+stay, where the language is not known, and where it is not clear which uses are meant. A name in a
+comment is no reason to ask.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .instruction import Reading, Rename, beside_rename, bounded
+from .instruction import QUOTED, Reading, Rename, beside_rename, bounded
 from .languages import Code, Language, keywords, language_of, read_code
 from .parts import UNREADABLE, Part
 
@@ -63,7 +64,8 @@ def edit_by_code(reading: Reading) -> CodeEdit | None:
         return replace(found, doubt=found.doubt or "what limits the rename was not read")
     if not found or reading.scope or reading.is_everywhere:
         return found
-    is_lost = found.n_places > 1 and _IN_PLACE.search(beside_rename(reading.instruction))
+    beside = _COMMENTS_TOO.sub(" ", beside_rename(reading.instruction))
+    is_lost = found.n_places > 1 and _IN_PLACE.search(beside)
     return replace(found, doubt="the named place was not found") if is_lost else found
 
 
@@ -81,10 +83,50 @@ _LIMITS = re.compile(
 )
 
 
+_OF_TEXTS = (
+    r"(?P<{}>texts?|strings?|messages?|literals?|labels?|titles?|captions?|output|ids?|wording|"
+    r"quotes)"
+)
+_LEFT = r"as\s+(?:it|they)\s+(?:is|are|was|were)|alone|unchanged|untouched|the\s+same|too"
+# "only the variable, not the element id": a text is left without a question.
+_TEXTS_STAY = re.compile(
+    rf"""(?ix)[\s,;(]*\b(?:(?:and|but)\s+)?(?:
+      (?:only|just)\s+(?:the\s+)?(?:code|variable|constant|const|function|method|identifier|parameter)s?
+      (?!\s+(?:in|of|inside|at|where|when|that|which)\b)
+    | (?:not|never|leave|keep|(?:do\s+not|don't)\s+(?:touch|change|rename))\s+(?:in\s+)?
+      (?:(?:the|any|all)\s+)*(?:\w+\s+)?{_OF_TEXTS.format("a")}\b(?:\s+(?:{_LEFT}))*
+    | (?:the|all)\s+(?:\w+\s+)?{_OF_TEXTS.format("b")}\s+(?:stays?|remains?|keeps?)
+      (?:\s+(?:{_LEFT}))*
+    )(?=[\s,;.)]|$)[\s)]*"""
+)
+# "also in the comments": they are renamed, too.
+_COMMENTS_TOO = re.compile(
+    r"(?i)[\s,;(]*\b(?:and|also|too|even|including|plus)\b[\s,]*(?:also\s+)?(?:in\s+|inside\s+)?"
+    r"(?:(?:the|its|all|any)\s+)?(?:\w+\s+)?comments?\b(?:\s+(?:too|as\s+well))?[\s)]*"
+    r"(?=[,;.]|$)"
+)
+
+
+def _without_stays(text: str, code: Sequence[str]) -> str:
+    """Return an instruction without what it says of texts that stay; a name of code is no text."""
+
+    def replaced(found: re.Match[str]) -> str:
+        word = found["a"] or found["b"]
+        pattern = re.compile(rf"(?i)(?<![\w$]){re.escape(word)}(?![\w$])") if word else None
+        return found[0] if pattern and any(map(pattern.search, code)) else " "
+
+    return _TEXTS_STAY.sub(replaced, text)
+
+
+def _code_of(reading: Reading) -> Code:
+    return read_code("\n".join([*reading.lines, ""]), reading.language)
+
+
 def _is_limited(rename: Rename, reading: Reading) -> bool:
     """Return whether an instruction has a limit that no place in the text was found for."""
     names = re.compile(rf"(?<![\w$]){re.escape(rename.old)}(?![\w$])")
-    found = _LIMITS.search(names.sub(" ", beside_rename(reading.instruction)))
+    beside = _without_stays(beside_rename(reading.instruction), _code_of(reading).code)
+    found = _LIMITS.search(QUOTED.sub(" ", names.sub(" ", beside)))
     is_read = bool(reading.scope or reading.kept) and bool(found and found[0].isascii())
     return bool(found) and not is_read
 
@@ -378,8 +420,10 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     elif language.traits & {"sigils", "shell"}:  # the mark is no part of the name
         old = old.lstrip("$@")
         new = new.lstrip("$@")
-    source = read_code("\n".join([*reading.lines, ""]), language)
+    source = _code_of(reading)
     uses = _uses_in(source.code, _name_pattern(old, language))
+    if "jsx" in language.traits and old[:1].islower():  # else it is a component
+        uses = [one for one in uses if not _is_of_element(one)]
     allowed = [one for one in uses if one.line in reading.allowed]
     if not allowed:
         return None
@@ -392,8 +436,10 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     chosen, doubt = _chosen(uses, old, mark or rename.kind, reading, source.code)
     if not chosen:
         return None
-    doubt = doubt or _doubt_of_places(old, allowed, source, reading)
+    doubt = doubt or _doubt_of_places(old, mark, allowed, source, reading)
     doubt = doubt or _doubt_of_name(old, new, chosen, source, reading)
+    if _COMMENTS_TOO.search(beside_rename(reading.instruction)):
+        chosen = [*chosen, *_in_comments(old, source, reading)]
     found = _written(chosen, old, new, reading, doubt)
     known = set[str]() if doubt else keywords("\n".join(reading.lines), language)
     word = new.lstrip(_MARKS)
@@ -418,12 +464,44 @@ def _is_sure_in(source: Code, reading: Reading) -> bool:
     )
 
 
-def _doubt_of_places(name: str, uses: Sequence[_Use], source: Code, reading: Reading) -> str:
-    """Return which place of a name, outside of code or written otherwise, is left."""
+def _is_of_element(use: _Use) -> bool:
+    """Return whether a use is the name of an element of HTML, or the end of `aria-label=`."""
+    is_tag = re.search(r"(?<![\w)\]])</?$", use.before) and not use.after.startswith((".", ":"))
+    is_attribute = re.search(r"\s[a-z]+-(?:[a-z]+-)*$", use.before) and re.match(
+        r"=(?!=)", use.after
+    )
+    return bool(is_attribute or (is_tag and re.match(r"[\s/>]|$", use.after)))
+
+
+def _in_comments(name: str, source: Code, reading: Reading) -> list[_Use]:
+    """Return where a name stands in comments of the lines that may change, and right above them."""
+    allowed = reading.allowed | {i - 1 for i in reading.allowed}
+    comments = [
+        "".join(
+            one if code == text == " " and i in allowed else " "
+            for one, code, text in zip(line, source.code[i], source.texts[i], strict=True)
+        )
+        for i, line in enumerate(reading.lines)
+    ]
+    return _uses_in(comments, _name_pattern(name, reading.language))
+
+
+def _doubt_of_places(
+    name: str, mark: str, uses: Sequence[_Use], source: Code, reading: Reading
+) -> str:
+    """Return which place of a name, outside of code or written otherwise, is left.
+
+    Args:
+        mark: The mark of variables that the instruction has, such as `$`; empty without one.
+    """
     language, pattern = reading.language, _name_pattern(name, reading.language)
+    if mark and language.traits & {"sigils", "shell"}:  # a plain word is no variable
+        pattern = re.compile(rf"{re.escape(mark)}\{{?{re.escape(name)}(?!\w)")
+    beside = beside_rename(reading.instruction)
+    stay = _without_stays(beside, source.code) != beside
     kept = {i for part in reading.kept for i in range(part.start, part.end)}
     is_local = bool(reading.scope) and not any(one.kind == "class" for one in reading.scope)
-    for i, line in enumerate(source.texts):
+    for i, line in enumerate([] if stay else source.texts):
         if i not in kept and not (is_local and i not in reading.allowed) and pattern.search(line):
             return f"{name} stands in a text in line {i + 1}, too, and is left there"
     for use in uses:
@@ -726,7 +804,7 @@ def _doubt_of(
         return f"{name} is imported, and has its name elsewhere"
     parts = _Enclosing(reading.parts, (*uses, *outside))
     lexer = reading.language.lexer
-    bindings = [at for at in (_binding(name, use, parts, code, lexer) for use in uses) if at]
+    bindings = [at for at in (_binding(name, use, parts, code, reading) for use in uses) if at]
     own = {*bindings}
     doubt = ""
     if len(own) > 1 or (len(bindings) > 1 and min(own)[0] == "variable" and lexer not in _AGAIN):
@@ -737,7 +815,7 @@ def _doubt_of(
     elif own:
         doubt = _doubt_of_one(name, kind, min(own), uses, roles, code)
     elif reading.scope and all(one.kind == "function" for one in reading.scope):
-        if any(_binding(name, use, parts, code, lexer) for use in outside):
+        if any(_binding(name, use, parts, code, reading) for use in outside):
             doubt = f"{name} is defined outside of {reading.scope[0].label}"
     elif len({roles[use] for use in uses if not _OF_THIS.search(use.before)}) > 1:
         doubt = f"the uses of {name} are not of one kind"
@@ -837,12 +915,15 @@ _MOST_AROUND = 20  # parts around a use, and lines of the head of a function
 
 
 def _binding(
-    name: str, use: _Use, parts: _Enclosing, code: Sequence[str], lexer: str
+    name: str, use: _Use, parts: _Enclosing, code: Sequence[str], reading: Reading
 ) -> tuple[str, ...]:
     """Return what a use defines: its kind, where, of which type, and the class that it is in."""
-    before, after = use.before, use.after
+    before, after, lexer = use.before, use.after, reading.language.lexer
     if re.search(r"(?:\.|->)\s*$", before):
         return ()
+    # In `{kind}: {total}` of a text nothing stands between the names but blanks.
+    whole = reading.lines[use.line][max(0, use.start - len(before)) : use.start]
+    is_typed = _TYPED.search(before) and _TYPED.search(whole)
     around = parts.at(use.line)
     for at, one in enumerate(around):
         is_head = "{" not in _head_of(one, use, code, "{")
@@ -858,7 +939,7 @@ def _binding(
     is_class = bool(inner and inner.kind == "class")
     if not (
         (_KEYWORD.search(before) and not after.lstrip().startswith("("))
-        or (_TYPED.search(before) and _ENDED.match(after))
+        or (is_typed and _ENDED.match(after))
         or (_LAMBDA.match(after) and re.search(r"[^\w.]\s*$|^$", before))
         or re.match(r"\s*(?:,\s*\w+\s*)*:=", after)
         or (lexer == "php" and re.match(r"\s*=(?![=>])", after))

@@ -8,6 +8,7 @@ and the entries of data, the cells of tables and the names in prose that were no
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -229,12 +230,28 @@ def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         elif _MORE.search(reading.instruction) and _is_text(one.old) and _is_text(one.new):
             found.append(f"{one.label} was replaced, and something more was asked for")
     found += asked.unnamed(plain, is_free=is_sorted and is_move(hunks, reading.instruction))
+    if not ADDS.match(reading.instruction):
+        found += _below_another(added, reading)
     if not _COMMENTS.search(reading.instruction):
         n_gone = sum(one.new is None for one in plain) if is_removal else 0
         before, after = map("\n".join, (reading.lines, apply(reading.lines, hunks)))
         gone = _lost_comments(before, after, reading.name)
         found += [f"a comment is gone: {one[:60]}" for one in gone[n_gone:]]
     return found[:_MOST]
+
+
+def _below_another(added: Sequence[Change], reading: Reading) -> list[str]:
+    """Return an objection to a new entry below one with its key, which then keeps its value."""
+    for one in added:
+        if not one.path or isinstance(one.path[-1], Item):
+            continue  # of a list
+        around = tuple(key for key in one.path[:-1] if not isinstance(key, Item))
+        for part in reading.parts:
+            outer = part.path[:-1]
+            is_above = len(outer) < len(around) and around[: len(outer)] == outer
+            if part.kind == "key" and part.name == one.key and is_above:
+                return [f"{one.label} is new, and {'.'.join(part.path)} stays as it was"]
+    return []
 
 
 def _is_text(value: Any) -> bool:
@@ -351,7 +368,30 @@ def _of_prose(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     if reading.suffix not in PROSE:
         return _of_code(hunks, reading)
     found = _lost_atoms(hunks, reading) + _of_front_matter(hunks, reading)
+    if reading.suffix == ".rst":
+        found += _short_underlines(reading.lines, apply(reading.lines, hunks))
     return (found + _other_lines(hunks, reading))[:_MOST]
+
+
+_UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}\s*")
+
+
+def _short_underlines(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Return an objection to a heading of reStructuredText that is longer than its new line."""
+
+    def short(lines: Sequence[str]) -> dict[str, int]:
+        pairs = enumerate(itertools.pairwise(lines), 2)
+        return {
+            title: i
+            for i, (title, line) in pairs
+            if _UNDERLINE.fullmatch(line)
+            and title.strip()
+            and not _UNDERLINE.fullmatch(title)
+            and len(line.rstrip()) < len(title.rstrip())
+        }
+
+    found = [i for title, i in short(new).items() if title not in short(old)]
+    return [f"the underline in line {found[0]} is shorter than its heading"] if found else []
 
 
 def _of_front_matter(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
@@ -461,7 +501,8 @@ def _of_code(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     )
     mark = {"braces": "//", "python": "#", "shell": "#"}.get(reading.language.parts, "")
     if not is_wording or not mark:
-        return _more_than_renamed(hunks, reading) + _half_renamed(hunks, reading, mark or "//")
+        found = _more_than_renamed(hunks, reading) + _half_renamed(hunks, reading, mark or "//")
+        return found + _not_declared(hunks, reading, mark or "//")
     old, new = (_code(lines, mark) for lines in (reading.lines, apply(reading.lines, hunks)))
     for i, _, k, _ in changed_runs(old, new):
         before, after = (text[at] if at < len(text) else "" for text, at in ((old, i), (new, k)))
@@ -527,6 +568,22 @@ def _half_renamed(hunks: Sequence[Hunk], reading: Reading, mark: str) -> list[st
         at = next((i for i, line in enumerate(after) if used.search(line)), -1)
         if at >= 0:
             return [f"{name} has another name now, and line {at + 1} still uses it"]
+    return []
+
+
+def _not_declared(hunks: Sequence[Hunk], reading: Reading, mark: str) -> list[str]:
+    """Return an objection to a new name that a class of the file is asked for and does not have."""
+    owners = {one.name for one in reading.parts if one.kind == "class"}
+    before, after = (
+        "\n".join(without_texts([*one], mark))
+        for one in (reading.lines, apply(reading.lines, hunks))
+    )
+    words = set(re.findall(r"\w+", before))
+    for used in re.finditer(r"(?<![\w.])(\w+)(?:\.|::)(\w+)(?!\w|\s*\()", after):
+        owner, name = used.groups()
+        is_new = owner in owners and name not in words and name in reading.instruction
+        if is_new and not re.search(rf"(?<![\w.:]){re.escape(name)}(?!\w)", after):
+            return [f"{owner}.{name} is used, and {owner} has no {name}"]
     return []
 
 

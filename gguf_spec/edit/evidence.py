@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import unicodedata
 from collections.abc import Collection, Sequence
 
 from .by_code import KEYED
@@ -460,7 +461,9 @@ class _Places:
         of_kind = [i for i, one in enumerate(kinds) if one == kinds[gone[0]]]
         if self._is_prose and self._is_in_named_clause(old, at, gone[0], of_kind):
             return ""
-        label = re.search(r"([\w-]+)\s*[=:]\s*$", old[: [*_VALUE.finditer(old)][gone[0]].start()])
+        label = re.search(
+            r"([\w-]+)[\"']?\s*[=:]\s*$", old[: [*_VALUE.finditer(old)][gone[0]].start()]
+        )
         column = self._changed_column(old, new, at)
         said = {value.strip("\"'"), *([after[gone[0]].strip("\"'")] if column else ())}
         is_named = any(one in self._reading.instruction for one in said)
@@ -556,6 +559,7 @@ _UNSPACED = re.compile(
     r"[\u3400-\u9fff\uf900-\ufaff\u3040-\u30ff\u3005\U00020000-\U0003ffff]+"
     r"|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]+"
 )
+_ACCENTED = re.compile("[\u00c0-\u024f\u1e00-\u1eff]")  # Latin letters
 _SYLLABLES = re.compile(r"[\u3040-\u309f]+")  # most often endings
 _COMMON_PAIRS = frozenset({
     "一个", "这个", "那个", "改成", "改为", "添加", "增加", "删除", "修改", "请把",
@@ -564,7 +568,11 @@ _COMMON_PAIRS = frozenset({
 
 
 def words_of(text: str) -> set[str]:
-    """Return the words of a text, and those inside of names such as `maxSize`, in lower case."""
+    """Return the words of a text, and those inside of names such as `maxSize`, in lower case.
+
+    Letters have no accents: keys are often written without those of a sentence.
+    """
+    text = _ACCENTED.sub(lambda one: unicodedata.normalize("NFD", one[0])[0], text)
     unspaced = _UNSPACED.findall(text)
     text = _UNSPACED.sub(" ", text) if unspaced else text
     text = f"{re.sub(r'(?<=[a-z])-(?=[a-z])', '', text)} {text}"

@@ -533,12 +533,15 @@ def _renamed_in(text: str) -> re.Match[str] | None:
     return next(filter(None, (one.search(text) for one in _RENAMES)), None)
 
 
+_KIND_OF_TEXT = (
+    r"words?|text|name|string|term|sentences?|phrase|line|message|label|question|title|caption"
+)
 _REPLACE = re.compile(
     r"(?i)\b(?P<verb>replace|substitute|change|swap)\s+(?:the\s+)?(?:(?:all|every|each)\s+)?"
     r"(?:the\s+)?(?:(?:occurrences?|uses?|mentions?|instances?)\s+of\s+)?(?:the\s+)?"
-    rf"(?:(?P<kind>word|text|name|string|colou?r|value|term|{_KIND})\s+)?"
+    rf"(?:(?P<kind>{_KIND_OF_TEXT}|colou?r|value|{_KIND})\s+)?"
     rf"{_a_value('o')}\s+(?P<link>with|by|to|into|for)\s+(?:the\s+)?"
-    rf"(?:(?:word|text|string|colou?r|value)\s+)?{_a_value('n')}"
+    rf"(?:(?:{_KIND_OF_TEXT}|colou?r|value)\s+)?{_a_value('n')}"
 )
 _FROM_TO = re.compile(
     rf"(?i)\b(?P<what>[\w-]+)\s+(?P<place>(?:{_PLACE}|of)\s+[^,;]*?\s+)?"
@@ -584,11 +587,13 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
         if _occurs(old, lines) and _is_plain(old) and _is_plain(new):
             return Rename(old, new, False, "", (found["what"] or "").strip().lower())
     if found := _REPLACE.search(text):
-        old, new = _value(found, "o"), _value(found, "n").rstrip(".")
+        is_quoted = found["nd"] is None
+        old, new = _value(found, "o"), _value(found, "n")
+        new = new if is_quoted else new.rstrip(".")
         links = {"to", "into", "for"}
         is_change = found["verb"].lower() == "change" or found["link"].lower() in links
-        kind, is_quoted = (found["kind"] or "").lower(), found["nd"] is None
-        is_text = kind in {"word", "text", "string", "name", "term"}
+        kind = (found["kind"] or "").lower()
+        is_text = re.fullmatch(_KIND_OF_TEXT, kind) is not None
         is_marked = is_text or found["od"] is None or bool(re.search(r"[\d#%@$/]", old))
         keys = (part.name for part in parts if part.kind in {"key", "variable", "section"})
         is_certain = not is_change or (is_marked and old not in keys)
@@ -596,7 +601,8 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
         behind = text[found.end() :]
         is_whole = not re.match(r"\s+\w", behind) or is_quoted
         is_whole |= bool(re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind))
-        if is_certain and is_value and is_whole and _occurs(old, lines) and _is_plain(new):
+        is_new = is_quoted or _is_plain(new)
+        if is_certain and is_value and is_whole and is_new and _occurs(old, lines):
             return Rename(old, new, False, kind)
     return None
 

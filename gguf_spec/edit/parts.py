@@ -330,10 +330,10 @@ def _elements(lines: list[str]) -> Iterator[Part]:
 _NO_FUNCTIONS = {
     "if", "for", "while", "switch", "catch", "return", "else", "do", "match", "with", "sizeof",
 }  # fmt: skip
-_CLASS = "class|struct|enum|union|interface|trait|namespace|module|record|message"
+_CLASS = "class|struct|enum|union|interface|trait|namespace|module|record|message|protocol|mixin"
 _HEAD_NAMES = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("class", r"\btype\s+(\w+)\s+(?:struct|interface)\s*$"),
-    ("class", rf"\b(?:{_CLASS})\s+([\w:]+)(?:<[^()]*>)?[^()=]*$"),
+    ("class", rf"\b(?:(?:{_CLASS})\s+)?(?:{_CLASS})\s+([\w:]+)(?:<[^()]*>)?[^()=]*$"),
     ("class", r"\b(?:class|record|object)\s+(\w+)(?:<[^()]*>)?\s*(?:\(|:|extends\b).*$"),
     ("class", r"\bimpl\b(?:<[^>]*>)?\s+(?:\w+\s+for\s+)?(\w+)"),
     ("function", r"\b(?:function\*?|fn|func|def|fun)\s+(?:\([^)]*\)\s*)?(\w+)"),
@@ -347,24 +347,31 @@ _HEAD_NAMES = tuple((kind, re.compile(pattern)) for kind, pattern in (
 ))  # fmt: skip
 
 
+# before the braces of an argument that is taken apart: `function Field({ label, value }) {`
+_TAKES_APART = re.compile(r"(?:\bfunction\*?\s*[\w$]*\s*|=\s*(?:async\s*)?)\((?:[^()]*,)?\s*$")
+
+
 def _shell(lines: list[str]) -> Iterator[Part]:
     return _braces(lines, comment="#")
 
 
 def _braces(lines: list[str], comment: str = "//") -> Iterator[Part]:
     """Read blocks in braces; texts and comments are skipped."""
-    stack: list[tuple[int, str]] = []  # line and words before each open brace
+    # line and words before each open brace; -1 for one of an argument
+    stack: list[tuple[int, str]] = []
     head, head_line = "", 0
     for i, line in enumerate(without_texts(lines, comment)):
         if head.count("(") <= head.count(")") and _ended(line, head, comment):
             head = ""
         for piece in re.split(r"([{};])", line + "\n"):
             if piece == "{":
-                stack.append((head_line if head.strip() else i, head))
+                start = head_line if head.strip() else i
+                stack.append((-1 if _TAKES_APART.search(head) else start, head))
                 head = ""
             elif piece == "}":
-                yield from _block(*stack.pop(), i + 1, line) if stack else ()
-                head = ""
+                start, head = stack.pop() if stack else (i, "")
+                yield from _block(start, head, i + 1, line) if start >= 0 else ()
+                head = head + "{}" if start < 0 else ""
             elif piece != ";":
                 if not head.strip() and piece.strip():
                     head_line = i

@@ -2,7 +2,7 @@
 
 The file is a piece beside the kept prompts (`system.piece_folder`), one for each target with its
 quantisation and adapters. It is read when the model is loaded and written when it is closed, as a
-whole. If another process has written or removed it meanwhile, only what this one added joins what is
+whole. If another process has written or removed it meanwhile, what this one added joins what is
 there. One that is torn, foreign, or cannot be written is no error: drafts begin without it.
 """
 
@@ -98,7 +98,7 @@ class DraftTexts:
             self._files = {}
 
     def _join(self, folder: PieceFolder) -> None:
-        """Add what is new here to what another process has written, or to nothing if it was removed."""
+        """Add what is new here to the file of another process; if it was removed, to nothing."""
         if self._written == str(folder.about(self._piece).get("written", "")):
             return
         n_new = self.store.n_added - self._n_written

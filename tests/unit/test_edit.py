@@ -89,6 +89,8 @@ JAVASCRIPT = 'const a = { x: 1 };\nexport function total(items) {\n  let s = "{"
     ("a.c", C, "chars", (5, 5)), ("a.sql", SQL, "loans", (6, 8)), ("a.sql", SQL, "price", (3, 3)), ("Makefile", MAKE, "clean", (5, 7)),
     ("a.md", MARKDOWN, "Install", (5, 9)), ("a.md", MARKDOWN, "Top", (1, 13)), ("a.sh", SHELL, "start", (3, 5)), ("run", SHELL, "stop", (6, 8)),
     ("a.js", JAVASCRIPT, "total", (2, 5)), ("a.js", JAVASCRIPT, "Store.total", (7, 9)), ("a.js", JAVASCRIPT, "go", (11, 13)),
+    ("a.kt", "enum class Light {\n    RED\n}\n", "Light", (1, 3)), ("a.dart", "abstract interface class Shape {\n  int a();\n}\n", "Shape", (1, 3)),
+    ("a.tsx", "export function Field({ label, value }: Props) {\n  return 1;\n}\n", "Field", (1, 3)),
     ("a.html", '<div>\n  <p id="x">\n    a\n  </p>\n</div>\n', "x", (2, 4)),
 ])  # fmt: skip
 def test_parts(name, text, part, lines):
@@ -212,6 +214,8 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.css", CSS, "change #fff to #eee in .card", [(".card { color: #fff", ".card { color: #eee")]),
     ("a.c", C, "rename the function size to length", [("int size", "int length")]),
     ("a.toml", "[a]\nx = 1\n[a.b]\ny = 1\n[ab]\n", "rename the section a to c", [("[a]", "[c]"), ("[a.b]", "[c.b]")]),
+    ("a.md", "We do not take big changes. Small ones need no\ntest.\n", 'Replace the sentence "We do not take big changes." with "Ask before you start."', [("We do not take big changes.", "Ask before you start.")]),
+    ("a.txt", "He said: come in.\nThe end.\n", 'replace the words "come in" by "go away, but not before noon"', [("come in", "go away, but not before noon")]),
     ("a.md", MARKDOWN, 'in the section "Install" write heading2 instead of heading', [("no heading", "no heading2")]),
 ])  # fmt: skip
 def test_changes_by_code(name, text, instruction, pairs):

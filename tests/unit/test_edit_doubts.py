@@ -272,6 +272,11 @@ DOUBTED = [
     ("a.xml", "the server is known as web-2 too", [('"web-1"', '"web-2"')], "something more was asked for"),
     ("a.txt", "the new address is Mill Lane 9", [("04177 Leipzig", "Mill Lane 9, 04177 Leipzig")], "nothing gave way", "Ann\nHigh Street 3\n04177 Leipzig\n"),
     (".env", "mail goes through mail.example.com, port 587 now", [("PORT=25", "PORT=587")], "mail.example.com is not in what was written", "HOST=old.example.com\nPORT=25\nUSER=ann\n"),
+    # a key below the one that was meant, a heading without its line, a name that nothing declares
+    ("a.yaml", "scale the worker to 4 replicas", [("        app: worker\n", "        app: worker\n      replicas: 4\n")], "spec.template.metadata.replicas is new, and spec.replicas stays as it was", "kind: Deployment\nspec:\n  replicas: 2\n  template:\n    metadata:\n      labels:\n        app: worker\n"),
+    ("a.json", "the port is 9000 now", [('"host": "web-1"', '"host": "web-1",\n    "port": 9000')], "server.port is new, and port stays", '{\n  "port": 8080,\n  "server": {\n    "host": "web-1"\n  }\n}\n'),
+    ("a.rst", 'the heading should say "How to use it", and the underline should fit', [("Usage\n", "How to use it\n")], "the underline in line 5 is shorter than its heading", "Top\n===\n\nUsage\n=====\n\nRun it.\n"),
+    ("a.kt", "Add the light BLINKING to the enum, seconds() returns 0 for it", [("Light.GREEN -> 30\n", "Light.GREEN -> 30\n        Light.BLINKING -> 0\n")], "Light.BLINKING is used, and Light has no BLINKING", "enum class Light {\n    RED,\n    GREEN\n}\n\nfun seconds(light: Light): Int {\n    return when (light) {\n        Light.RED -> 40\n        Light.GREEN -> 30\n    }\n}\n"),
 ]  # fmt: skip
 NOT_DOUBTED = [
     ("requirements.txt", "pin requests to 2.32.3", [("requests>=2.28", "requests==2.32.3")], "flask>=3\nrequests>=2.28\nrequests-cache>=1.2\n"),
@@ -281,6 +286,11 @@ NOT_DOUBTED = [
     ("a.csv", "Am Ende: 4530, Pinsel, Lager D1, 20 Stück zu 6,40", [("4471;Leim;D1;34;11,50\n", "4471;Leim;D1;34;11,50\n4530;Pinsel;D1;20;6,40\n")], "Nr;Name;Lager;Zahl;Preis\n12;Farbe;A1;3;4,00\n4471;Leim;D1;34;11,50\n"),
     ("a.cs", "In Limiter, rename the private field _limit to _most.", [("int _limit;", "int _most;"), ("_limit = top", "_most = top")], "class Limiter {\n  int _limit;\n  Limiter(int top) { _limit = top; }\n}\n"),
     ("a.c", "TOTAL should be MOST", [("#define TOTAL", "#define MOST"), ("all[TOTAL]", "all[MOST]")], "#define TOTAL 3\nint all[TOTAL];\nint f(void) { return 1; }\n"),
+    # a word with an accent is the key without it, also in quotation marks
+    ("a.json", "Le tarif réduit du mercredi passe à 5.5", [("6.0", "5.5")], '{\n  "mardi": {"plein": 7.0, "reduit": 5.0},\n  "mercredi": {"plein": 7.5, "reduit": 6.0}\n}\n'),
+    ("a.rst", 'rename the heading "Usage" to "How to use it", and the underline should fit', [("Usage\n=====\n", "How to use it\n=============\n")], "Top\n===\n\nUsage\n=====\n\nRun it.\n"),
+    ("a.yaml", "also test with node 22", [("[18, 20]", "[18, 20, 22]")], "jobs:\n  test:\n    node: [18, 20]\n"),
+    ("a.kt", "Add the light BLINKING to the enum, seconds() returns 0 for it", [("    GREEN\n}", "    GREEN,\n    BLINKING\n}"), ("Light.GREEN -> 30\n", "Light.GREEN -> 30\n        Light.BLINKING -> 0\n")], "enum class Light {\n    RED,\n    GREEN\n}\n\nfun seconds(light: Light): Int {\n    return when (light) {\n        Light.RED -> 40\n        Light.GREEN -> 30\n    }\n}\n"),
 ]  # fmt: skip
 
 

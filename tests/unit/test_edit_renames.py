@@ -59,6 +59,20 @@ RIGHT = [
     ("a.css", ".total { color: red; }\n.total-x { color: red; }\np.total { color: red; } /* total */\n", "rename .total to .whole", ".whole { color: red; }\n.total-x { color: red; }\np.whole { color: red; } /* total */\n"),
     ("a.scss", "$total: 3px;\n.a { width: $total; }\n", "rename the variable $total to $whole", "$whole: 3px;\n.a { width: $whole; }\n"),
     ("a.groovy", 'def total = 3\nprintln "$total ${total + 1}"\n', V, 'def whole = 3\nprintln "$whole ${whole + 1}"\n'),
+    # texts that are said to stay, or that have the name without its mark
+    ("a.js", 'const list = get("list");\nlist.add(1);\n', "rename the const list to guests (only the variable, not the element id)", 'const guests = get("list");\nguests.add(1);\n'),
+    ("a.js", 'const total = 3;\nlog("total", total);\n', "rename total to whole, leave the messages as they are", 'const whole = 3;\nlog("total", whole);\n'),
+    ("a.rs", 'let total = 3;\nprintln!("{total} total");\n', "rename total to whole. The text stays the same.", 'let whole = 3;\nprintln!("{whole} total");\n'),
+    ("a.php", '<?php\n$row = 3;\necho "read a row: $row\\n";\n', "rename $row to $member", '<?php\n$member = 3;\necho "read a row: $member\\n";\n'),
+    ("a.sh", 'total=3\necho "the total: $total"\n', "rename the variable $total to $whole", 'whole=3\necho "the total: $whole"\n'),
+    # comments, too, where the instruction says so
+    ("a.sh", '# DEST must be mounted\nDEST=/mnt\nls "$DEST"\n', "rename the variable DEST to GOAL, also in the comment", '# GOAL must be mounted\nGOAL=/mnt\nls "$GOAL"\n'),
+    ("a.c", "/* all LIMIT of them */\nint a[LIMIT]; // LIMIT\n", "rename LIMIT to MOST, the comments too", "/* all LIMIT of them */\nint a[MOST]; // LIMIT\n"),
+    ("a.c", "/* all LIMIT of them */\nint a[LIMIT]; // LIMIT\n", "rename LIMIT to MOST, and also in all comments", "/* all MOST of them */\nint a[MOST]; // MOST\n"),
+    # between two names in a text nothing declares one of them; another function has its own
+    ("a.cs", 'class A {\n  void F(string who) {\n    var msg = $"Hello {who}";\n    Print($"to {who}: {msg}");\n  }\n  void G() {\n    foreach (var msg in all) { Print(msg); }\n  }\n}\n', "rename the variable msg in F to body", 'class A {\n  void F(string who) {\n    var body = $"Hello {who}";\n    Print($"to {who}: {body}");\n  }\n  void G() {\n    foreach (var msg in all) { Print(msg); }\n  }\n}\n'),
+    # an element of HTML and the end of an attribute are no variables
+    ("a.jsx", "function Field(id) {\n  const label = name(id);\n  return <label htmlFor={id} aria-label={label}>{label}</label>;\n}\n", "rename the variable label to caption", "function Field(id) {\n  const caption = name(id);\n  return <label htmlFor={id} aria-label={caption}>{caption}</label>;\n}\n"),
 ]  # fmt: skip
 # what is written after a question
 ASKED = [
