@@ -1,5 +1,6 @@
 """Prompts that are kept on disk: after a restart each text has the bits that it has without one."""
 
+import concurrent.futures
 import random
 import shutil
 import stat
@@ -16,6 +17,7 @@ from gguf_spec.quantize import quantize
 from gguf_spec.runtime import kept_prompts as of_runtime
 from gguf_spec.system import piece_folder
 from gguf_spec.vocabulary import common
+from tests.gguf.test_lora import write as write_adapter
 from tests.gguf.test_near_ties import TALES
 from tests.support import families
 
@@ -524,3 +526,52 @@ def test_many_requests_with_restarts(tmp_path, parallel):
                 assert found == wanted
                 n_cached += n if at else 0
     assert n_cached > 18 * 70
+
+
+def adapter(path, seed):
+    """Write an adapter for the model."""
+    rng = np.random.default_rng(seed)
+    shapes = {"blk.0.attn_q.weight": (256, 256), "blk.5.ffn_down.weight": (256, 704)}
+    pairs = {
+        name: [rng.normal(0, 0.05, one).astype(np.float32) for one in ((4, width), (height, 4))]
+        for name, (height, width) in shapes.items()
+    }
+    return write_adapter(path, pairs)
+
+
+@pytest.mark.slow
+def test_two_hundred_requests_of_eight_clients_with_adapters_and_kinds_of_caches(tmp_path):
+    """One folder for all of them; who serves eight at a time is started again with other options."""
+    rng, keep = random.Random(7), tmp_path / "kept"
+    one, other = adapter(tmp_path / "one.gguf", 1), adapter(tmp_path / "other.gguf", 2)
+    configurations = [
+        {}, {"kv_type": "q8_0"}, {"lora": one}, {"lora": [(one, 0.5)]}, {"lora": other},
+        {"lora": [one, other], "kv_type": "q8_0"},
+    ]  # fmt: skip
+    texts = [START * 6, TURNS[0] * 5, TURNS[1] * 5, START * 6 + TURNS[0] * 3]
+    ways = [Speculation(0), Speculation(), Speculation(4, adaptive=False, drafter="model")]
+    starts = [(configurations[i % 6], rng.choice((1, 3, 8))) for i in range(25)]
+    rng.shuffle(starts)
+    prompts = [[rng.choice(texts) + rng.choice(TURNS) for _ in range(8)] for _ in starts]
+    n_cached, seen = 0, {}
+    for i, ((options, parallel), some) in enumerate(zip(starts, prompts, strict=True)):
+        with load(None, draft=DRAFT, draft_texts="off", **options) as llm:
+            expected = []
+            for j, prompt in enumerate(some):
+                llm.forget()
+                expected.append(answer(llm, prompt, 8 * i + j)[0])
+        shared = {"draft": DRAFT, "parallel": parallel, "prefix_memory": 0}
+        with (
+            load(keep, **shared, **options) as llm,
+            concurrent.futures.ThreadPoolExecutor(8) as clients,
+        ):
+            found = clients.map(
+                lambda job, llm=llm: answer(llm, job[1], job[0], speculation=ways[job[0] % 3]),
+                [(8 * i + j, prompt) for j, prompt in enumerate(some)],
+            )
+            for (text, n), wanted in zip(found, expected, strict=True):
+                assert text == wanted
+                n_cached += n
+        seen.setdefault(repr(options), set()).update(text[0] for text in expected)
+    assert n_cached > 100 * 64
+    assert not set.intersection(*seen.values())  # the options do change the texts
