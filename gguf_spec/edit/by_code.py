@@ -741,9 +741,11 @@ def _is_taken(new: str, uses: Sequence[_Use], code: Sequence[str], reading: Read
 def _fields(uses: list[_Use], reading: Reading, code: Sequence[str]) -> list[_Use] | None:
     """Return the uses of a field of a named type; None if the rename is not one of a field."""
     owners = [part for part in reading.scope if part.kind == "class"]
-    if len(owners) != 1 or not any(_MEMBER.search(one.before) for one in uses):
+    # a type and what implements it have the same name
+    is_one = len({one.name for one in owners}) == 1
+    if not is_one or not any(_MEMBER.search(one.before) for one in uses):
         return None
-    (owner,) = owners
+    owner = owners[0]
     name = rf"\b{re.escape(owner.name)}\b"
     variables = {"this", "self"}
     for line in code:
@@ -751,9 +753,11 @@ def _fields(uses: list[_Use], reading: Reading, code: Sequence[str]) -> list[_Us
             short = line[: 4 * _AROUND]
             variables.update(re.findall(rf"{name}\s?(?:const\s)?\s?[*&]*\s?(\w+)", short))
             variables.update(re.findall(rf"(\w+)\??\s?:?\s?[&*]?(?:mut\s)?{name}(?!\[)", short))
+            made = rf"(\w+)\s?:?=\s?(?:new\s|&)?{name}(?:\s?[({{]|::new\b)"
+            variables.update(re.findall(made, short))
     own = list[_Use]()
     for one in uses:
-        inside = owner.start <= one.line < owner.end
+        inside = any(part.start <= one.line < part.end for part in owners)
         known = variables if inside else variables - {"this", "self"}
         before = _OWNER.search(one.before)
         if before[1] in known if before else inside:
