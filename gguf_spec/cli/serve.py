@@ -267,10 +267,11 @@ def _limit(text: str) -> float:
     "keep the connection; 0 for never.",
     default=15.0,
 )
-@flag(
-    "--mcp",
+@option(
+    "--mcp/--no-mcp",
     "Offer the tool servers of the config file, [mcp.NAME], to models in the chat page, which asks "
     "before each call.",
+    default=False,
 )
 @flag("-q --quiet", "Show only the address and errors.")
 @speculation_options

@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 from ..system.helper import Helper, HelperError
 from . import ToolServer, check, session
 
-__all__ = ["MOST_ROUNDS", "Found", "Result", "Tool", "Toolbox"]
-# Rounds of calls for one question; then the model has to answer with what it has.
-MOST_ROUNDS = 8
+__all__ = ["Found", "Result", "Tool", "Toolbox", "visible"]
 # Tools of a server, and characters of a result.
 TOOLS, CHARS = 64, 100_000
 # Seconds for the start of a server with its list of tools.
 START_S = 60.0
 _END_S = 15.0  # for the end of a server, which is killed after some seconds
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_HIDDEN = re.compile(
+    "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]"
+)
 _MOST_NAME = 64  # characters of the name of a function
 
 
@@ -67,7 +68,12 @@ class Toolbox:
     """The tools of some servers, each of which is started when it is first needed.
 
     It can be used from any thread. Calls of one server wait for each other.
+
+    Attributes:
+        rounds: Most rounds of calls for one question of a user.
     """
+
+    rounds = 8
 
     def __init__(self, servers: Sequence[ToolServer]) -> None:
         """Start nothing yet; raise what `check` raises."""
@@ -166,6 +172,11 @@ class _Child:
             finally:
                 self._lock.release()
         self._helper.close()
+
+
+def visible(text: str) -> str:
+    """Return a text in which characters that hide or turn others are written as escapes."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _unique(name: str, server: str, known: Mapping[str, object]) -> str:
