@@ -165,15 +165,16 @@ export async function streamAnswer(fields, signal, take, id = "") {
   throw new Trouble(BROKEN);
 }
 
-/** Return the events of an answer from a number on; all of it as one if they are forgotten. */
+/**
+ * Return the events of an answer from a number on; all of it as one if they are forgotten. One that
+ * the server does not know is no error there, which a browser would tell its console.
+ */
 async function takeUp(id, next, signal) {
-  const address = `${ANSWERS}/${id}`;
-  try {
-    return await request(`${address}?stream=true&starting_after=${next - 1}`, { signal });
-  } catch (error) {
-    if (error.status !== 400) throw error;
-  }
-  const response = await (await request(address, { signal })).json();
+  const query = `stream=true&starting_after=${next - 1}&optional=true`;
+  const told = await request(`${ANSWERS}/${id}?${query}`, { signal });
+  if (told.headers.get("Content-Type")?.startsWith("text/event-stream")) return told;
+  const response = await told.json();
+  if (response.status === "gone") throw new Trouble(BROKEN, { status: 404 });
   const event = { type: `response.${response.status}`, response, sequence_number: next };
   return new Response(`data: ${JSON.stringify(event)}\n\n`);
 }
