@@ -5,7 +5,18 @@ import pytest
 from gguf_spec.server import serve_in_thread
 from gguf_spec.tool_servers import ToolServer
 from tests.server.conftest import until
-from tests.support.browser import ENTER, ESCAPE, TAB, WIDTHS, Page, needs_browser, pieces
+from tests.support.browser import (
+    CONTROL,
+    ENTER,
+    ESCAPE,
+    RELEASE,
+    SHIFT,
+    TAB,
+    WIDTHS,
+    Page,
+    needs_browser,
+    pieces,
+)
 from tests.tools.test_tool_servers import COMMAND
 
 pytest.importorskip("mcp")
@@ -255,6 +266,101 @@ def test_exported(page):
         f"const done = arguments[0], kept = JSON.parse((() => {{ {kept} }})()); import('/page/transfer.js').then((it) => done(it.toMarkdown(kept)))"
     )
     assert 'Tool `add`:\n\n```\n{"a": 2, "b": 40}\n```\n\n```\n42\n```\n\nIt is 42.' in text
+
+
+class Keys:
+    """A user without a mouse: every press of Tab must end at something that is seen and marked."""
+
+    def __init__(self, page):
+        self.page = page
+
+    def go(self, selector, back=False):
+        """Press Tab, or Shift Tab, until the focus is at an element."""
+        seen = []
+        for _ in range(120):
+            one = "const one = document.activeElement; "
+            if self.page.script(f"{one} return one.matches(arguments[0])", selector):
+                return
+            if back:
+                self.page.driver.switch_to.active_element.send_keys(SHIFT, TAB, RELEASE)
+            else:
+                self.page.press(TAB)
+            look = f"""{one} const {{outlineStyle, borderColor}} = getComputedStyle(one);
+                return [one.outerHTML.slice(0, 60), one === document.body || (one.checkVisibility() && outlineStyle !== "none") || one.matches("input, textarea, select")]"""
+            told, is_marked = self.page.script(look)
+            assert is_marked, told
+            seen.append(told)
+        raise AssertionError(f"{selector} is not reached: {seen}")
+
+    def at(self, selector, *keys, back=False):
+        self.go(selector, back)
+        self.page.press(*(keys or [ENTER]))
+
+
+@pytest.mark.parametrize("width", ["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_by_keys(page, width, scheme, tmp_path):
+    """Attach, send, versions, edit, delete, undo, search, pin, models and tools."""
+    page.size(width, scheme)
+    keys = Keys(page)
+    see = lambda name: page.driver.save_screenshot(str(tmp_path / f"{width}-{scheme}-{name}.png"))  # noqa: E731
+    (tmp_path / "a.txt").write_text("The fox sleeps.", "utf-8")
+    page.script("document.querySelector('#prompt').focus()")
+    stop = "document.querySelector('#file').addEventListener('click', (event) => { event.preventDefault(); window.chooses = true; })"
+    page.script(stop)  # the window of the system has keys of its own
+    keys.at("#attach", back=True)
+    assert page.script("return window.chooses")
+    page.script("document.querySelector('#file').hidden = false")
+    page.find("#file").send_keys(str(tmp_path / "a.txt"))
+    page.script("document.querySelector('#file').hidden = true")
+    until(lambda: page.count("#files li") == 1)
+    assert page.focus == "prompt"
+    keys.at("#files button", back=True)
+    assert (page.count("#files li"), page.focus) == (0, "prompt")
+    page.fake(pieces("First."), pieces("Second."), pieces("Third."))
+    page.press("Who sleeps?", ENTER)
+    until(lambda: page.count(".answer .tools button") and page.idle())
+    keys.at(".question .change", back=True)
+    page.press(" And where?", ENTER)
+    until(lambda: page.text(".answer .text") == "Second." and page.idle())
+    see("versions")
+    keys.at(".question .turner button:not(:disabled)", back=True)
+    assert page.text(".answer .text") == "First."
+    keys.at(".answer .change")
+    page.press(" Edited.")
+    keys.at(".answer .edit .main")
+    assert page.text(".answer .text") == "First. Edited."
+    keys.at(".answer .tools [aria-label=Delete]")
+    assert page.text(".answer .text") == "First.", "the version before is shown"
+    keys.at("#notice button")
+    assert page.text(".answer .text") == "First. Edited."
+    page.press(CONTROL, "k", RELEASE)
+    assert page.focus == "search"
+    page.press("sleeps")
+    until(lambda: page.count("#conversations mark"))
+    keys.at("#conversations [aria-pressed]")
+    assert (
+        page.script("return document.querySelector('#conversations [aria-pressed]').ariaPressed")
+        == "true"
+    )
+    see("search")
+    page.press(ESCAPE)
+    keys.at("#open-settings", back=width == "desktop")
+    keys.at("#settings summary")
+    assert page.script("return document.querySelector('#settings details').open")
+    see("settings")
+    keys.at("#tools-row input", " ")
+    keys.at("#memory button")
+    until(lambda: page.text("#memory-told").endswith("."))
+    see("memory")
+    keys.at("#settings .close", back=True)
+    assert not page.shows("#settings")
+    page.script("document.querySelector('#prompt').focus()")
+    page.press("Any tools?", ENTER)
+    until(lambda: page.text(".answer:last-of-type .text") == "Third." and page.idle())
+    assert "tools" not in page.asked()[-1], "they were switched off"
+    assert page.script("return document.documentElement.scrollWidth <= innerWidth")
+    page.size("desktop")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
