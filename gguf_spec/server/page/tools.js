@@ -23,8 +23,10 @@ export class Tools {
     this.ready = readTools().then(({ data, notes, offered }) => {
       this.list = data;
       $("tools-row").hidden = !offered;
+      const servers = [...new Set(data.map(({ server }) => server))];
+      const namesOf = (one) => data.filter(({ server }) => server === one).map(({ name }) => name);
       $("tools-list").replaceChildren(
-        ...data.map(({ name, server }) => make("li", "", `${name} (${server})`)),
+        ...servers.map((one) => make("li", "", `${one}: ${namesOf(one).join(", ")}`)),
         ...notes.map((note) => make("li", "note", shownAs(note))));
     }).catch(() => { this.list = []; });
   }
