@@ -374,6 +374,8 @@ def test_the_question_fits(page, width, scheme, tmp_path):
     room = "const {left, right, bottom} = document.querySelector(arguments[0]).getBoundingClientRect(); return [left >= 0, right <= innerWidth, bottom <= innerHeight]"
     for one in ("#ask-tool", "#allow", "#deny", "#ask-tool-arguments"):
         assert page.script(room, one) == [True] * 3
+    inside = "const edge = (one) => document.querySelector(one).getBoundingClientRect().right; return edge('#ask-tool') - edge('#allow')"
+    assert page.script(inside) > 10, "the window has a margin"
     page.driver.save_screenshot(str(tmp_path / "ask.png"))
     page.find("#deny").click()
     end(page)
