@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from .images import GivenImage
 from .options import Accept, Speculation, Tools
 from .results import OnProgress
+from .tool_servers import ToolServer
 
 __all__ = ["LoadOptions", "RequestOptions"]
 
@@ -178,3 +179,4 @@ class ServerOptions(TypedDict, total=False):
     ping: float
     any_model: bool | None
     listed: bool
+    tool_servers: Sequence[ToolServer]

@@ -10,6 +10,10 @@
     [models.pull]
     draft = false
 
+    [mcp.files]             # a server of tools, for chat --mcp and serve --mcp
+    command = "npx"
+    args = ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/notes"]
+
 An option on the command line comes first, then the environment, then this file.
 """
 
@@ -21,12 +25,16 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import GgufSpecError
 from .command import Command, CommandGroup, UnknownNameError, as_called, flag
 from .habits import HIDDEN_NAMES, nearest_option
+
+if TYPE_CHECKING:
+    from ..tool_servers import ToolServer
 
 _TEMPLATE = """\
 # Defaults of gguf-spec. An option on the command line comes first, then the environment
@@ -48,6 +56,13 @@ _TEMPLATE = """\
 
 [serve]
 # port = 8080
+
+# Programs whose tools a model may call, each call after a question (chat --mcp, serve --mcp):
+# [mcp.files]
+# command = "npx"
+# args = ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/notes"]
+# [mcp.search]
+# url = "http://127.0.0.1:8000/mcp"
 """
 
 
@@ -100,11 +115,16 @@ def show(as_json: bool = False) -> None:
 def _values() -> list[tuple[str, str, str, Any]]:
     """Return source, section, key and value of all that is set, after a check of the file."""
     found: list[tuple[str, str, str, Any]] = []
-    for section, values in _tables(read()).items():
+    document = read()
+    for section, values in _tables(document).items():
         for name, command in _commands():
             if section in (DEFAULT, name):
                 defaults(command)  # checks the values
         found += [("file", section, key, value) for key, value in values.items()]
+    for one in _tool_servers(document):
+        for key, value in document[MCP][one.name].items():
+            hidden = dict.fromkeys(value, "(set)") if key in ("env", "headers") else value
+            found.append(("file", f"{MCP}.{one.name}", key, hidden))
     set_here = sorted(one for one in _variables() if os.environ.get(one))
     found += [("environment", "", one, os.environ[one]) for one in set_here]
     secret = ("api_key", "api-key", "GGUF_SPEC_API_KEY")
@@ -156,6 +176,7 @@ def edit() -> None:
 
 
 DEFAULT = "default"
+MCP = "mcp"
 # Options that must be typed for each command, or in the section of one command.
 _NOT_FOR_ALL = ("yes", "force")
 
@@ -200,6 +221,37 @@ def read() -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         hint = 'write keys as in: temperature = 0.2 or model = "smollm2".'
         raise ConfigFileError(f"{str(error).rstrip('.')}.", hint) from None
+
+
+def tool_servers() -> list[ToolServer]:
+    """Return the tool servers of the file.
+
+    Raises:
+        ConfigFileError: One of them has a wrong key or value, or there is none.
+        GgufSpecError: They cannot be used here.
+    """
+    from ..tool_servers import check
+
+    if found := _tool_servers(read()):
+        check(found)
+        return found
+    hint = "name one: [mcp.files] with command = ... and args = [...], or with url = ..."
+    raise ConfigFileError(f"it has no section [{MCP}.NAME] for a tool server.", hint)
+
+
+def _tool_servers(document: Mapping[str, Any]) -> list[ToolServer]:
+    if MCP not in document:
+        return []  # and nothing is imported
+    from ..tool_servers import ToolServer
+
+    tables = document[MCP]
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        hint = f"put its keys below [{MCP}.NAME], with a name of your choice."
+        raise ConfigFileError(f"[{MCP}] holds tool servers, one section for each.", hint)
+    try:
+        return [ToolServer.read(name, table) for name, table in tables.items()]
+    except GgufSpecError as error:
+        raise ConfigFileError(error.message, error.hint) from None
 
 
 def defaults(command: Command) -> dict[str, Any]:
@@ -262,6 +314,8 @@ def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str,
     found: dict[str, dict[str, Any]] = {}
     for key, value in document.items():
         name = f"{above}.{key}" if above else key
+        if name == MCP:  # `tool_servers` reads it
+            continue
         if isinstance(value, dict) and name in groups:
             found |= _tables(value, name)
         elif isinstance(value, dict) and (name == DEFAULT or name in commands):

@@ -113,7 +113,7 @@ NOT_HERE = {
     "--samplers --sampler-seq --sampling-seq TEXT": "send samplers with requests to /completion.",
     "--mirostat N": "this sampler is not there.",
     "--chat-template-kwargs JSON": "send chat_template_kwargs with each request.",
-    "--tools NAMES": "the client runs the tools.",
+    "--tools NAMES": "the client runs the tools; --mcp gives the chat page those of tool servers.",
     "--agent -ag": "the client runs the tools.",
     **dict.fromkeys(
         (

@@ -26,6 +26,7 @@ from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConfli
 from ..options import DRAFT_WORDS, LONG_CTX, PARAMETERS, duration
 from . import signals
 from .command import CONTROL, Command, UnknownNameError, as_called, flag, option
+from .config import tool_servers
 from .download import default_model, offer_download
 from .habits import NO_EFFECT, NOT_HERE, ONLY_GPU
 from .options import (
@@ -266,6 +267,12 @@ def _limit(text: str) -> float:
     "keep the connection; 0 for never.",
     default=15.0,
 )
+@option(
+    "--mcp/--no-mcp",
+    "Offer the tool servers of the config file, [mcp.NAME], to models in the chat page, which asks "
+    "before each call.",
+    default=False,
+)
 @flag("-q --quiet", "Show only the address and errors.")
 @speculation_options
 def serve(quiet: bool, **options: Any) -> int:
@@ -306,7 +313,9 @@ def serve(quiet: bool, **options: Any) -> int:
     ):
         if not quiet:
             _show_requests()
-        begin = None if quiet else lambda: _say_how(server.url, pool, needs_key)
+        elif settings.tool_servers:
+            click.echo(f"Chat page     {server.page_url}", err=True)
+        begin = None if quiet else lambda: _say_how(server, pool, needs_key)
         return _wait(server, begin, end)
 
 
@@ -396,6 +405,7 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
         **{name: options[name] for name in names},
         cors_origins=options["cors_origin"],
         allowed_hosts=options["allow_host"],
+        tool_servers=tool_servers() if options["mcp"] else (),
         max_tokens=options["max_tokens_limit"],
         body_bytes=int(megabytes * 1_000_000),
         listed=True,
@@ -454,9 +464,12 @@ def rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
+def _say_how(server: Server, pool: ModelPool, needs_key: bool) -> None:
     """Show the addresses and an example on stderr."""
-    base = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    base, page = (
+        url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        for url in (server.url, server.page_url)
+    )
     key = ' -H "Authorization: Bearer $GGUF_SPEC_API_KEY"' if needs_key else ""
     example = '{"messages": [{"role": "user", "content": "Hi"}]}'
     first, *others = pool.models
@@ -469,7 +482,7 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
     lines = [
         f"Model         {first.id}{context}",
         *(f"On demand     {model.id}" for model in others),
-        f"Chat page     {base}/",
+        f"Chat page     {page}",
         f"Base URL      {base}/v1 (for clients of OpenAI's API)",
         f"Try           curl {base}/v1/chat/completions{key} -d '{example}'",
         "End           Ctrl-C",

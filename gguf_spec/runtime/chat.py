@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import NoQuestionError, PromptTooLongError, SessionError
 from ..images import MARKER, GivenImage, are_parts, with_image_parts
-from ..options import Sampling, Speculation, check_types, named, require, with_options
+from ..options import Sampling, Speculation, Tools, check_types, named, require, with_options
 from ..results import Chunk, Completion, Ended, OnProgress, Stats
 from ..system.process import OfOneProcess
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from ..arguments import RequestOptions
     from ..engine import Answer
+    from ..tools import ToolDeltas
     from .client import Client
 
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
-_ROLES = {"system", "user", "assistant"}
+_ROLES = {"system", "user", "assistant", "tool"}
+_KEYS = {"role", "content", "reasoning_content", "tool_calls", "tool_call_id"}
+_NOT_MADE = "This call was not made."  # result of a call that a further question left open
 _USER, _ASSISTANT = "User:", "Assistant:"  # role labels for models without a chat template
 
 
@@ -40,12 +43,16 @@ class Chat(OfOneProcess):
         think: Whether the model reasons before its next answers; None leaves it to the template.
         last: The last answer with its statistics, or None.
         extra: Data of the program as JSON, which `save` and `restore` keep with the conversation.
+        tools: Functions that the model may call, in OpenAI's format; None for none. `Turn.calls`
+            has the calls of an answer, and `answer_calls` goes on with their results. The model
+            must have a chat template.
     """
 
     messages: list[dict[str, Any]]
     think: bool | None
     last: Completion | None
     extra: dict[str, Any]
+    tools: Tools | None
 
     @named
     def __init__(
@@ -65,6 +72,7 @@ class Chat(OfOneProcess):
         self.think = think
         self.last = None
         self.extra = {}
+        self.tools = None
         self.system = system
 
     def __repr__(self) -> str:
@@ -158,7 +166,46 @@ class Chat(OfOneProcess):
         check_types(text=text, images=images, sampling=sampling, speculation=speculation)
         sampling, speculation = self._options(sampling, speculation, options)
         content = with_image_parts(text, images) if images else text
-        return self._ask(content, sampling, speculation, on_prompt)
+        return self._ask(self._question(content), sampling, speculation, on_prompt)
+
+    def answer_calls(
+        self,
+        results: Sequence[str],
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        on_prompt: OnProgress | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Turn:
+        """Go on after an answer with calls of `tools`: give their results, in their order.
+
+        The other arguments are those of `stream`.
+
+        Raises:
+            InvalidOptionError: The last answer has no open calls, or another number of them.
+        """
+        check_types(sampling=sampling, speculation=speculation)
+        sampling, speculation = self._options(sampling, speculation, options)
+        n, n_open = len(results), len(self._open_calls)
+        require("results", n, f"one for each open call, {n_open}", 0 < n == n_open)
+        return self._ask(self._results(results), sampling, speculation, on_prompt)
+
+    @property
+    def _open_calls(self) -> list[dict[str, Any]]:
+        last = self.messages[-1] if self.messages else {}
+        found: list[dict[str, Any]] = last.get("tool_calls", [])
+        return found
+
+    def _results(self, results: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"role": "tool", "tool_call_id": call["id"], "content": text}
+            for call, text in zip(self._open_calls, results, strict=True)
+        ]
+
+    def _question(self, content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages of a question; calls that are still open get a result before it."""
+        closed = self._results([_NOT_MADE] * len(self._open_calls))
+        return [*closed, {"role": "user", "content": content}]
 
     def _options(
         self,
@@ -172,14 +219,14 @@ class Chat(OfOneProcess):
 
     def _ask(
         self,
-        content: str | list[dict[str, Any]],
+        new: list[dict[str, Any]],
         sampling: Sampling,
         speculation: Speculation,
         on_prompt: OnProgress | None,
     ) -> Turn:
         if not self._llm.has_chat_template:
             sampling = replace(sampling, stop=(*sampling.stop, f"\n{_USER}"))
-        messages = [*self.messages, {"role": "user", "content": content}]
+        messages = [*self.messages, *new]
         most = None if self._overflow == "shift" else self._llm.n_ctx - 1
         tokens = self._encode(messages, most)
         n_messages = len(messages)
@@ -189,13 +236,23 @@ class Chat(OfOneProcess):
             )
         stream: Answer | None = None
         try:
-            stream = self._llm.stream_tokens(
-                tokens,
-                sampling,
-                speculation=speculation,
-                on_prompt=on_prompt,
-                reasoning=self._llm.has_chat_template,
-            )
+            if self.tools:
+                stream = self._llm.stream(
+                    messages,
+                    sampling,
+                    speculation=speculation,
+                    on_prompt=on_prompt,
+                    tools=self.tools,
+                    think=self.think,
+                )
+            else:
+                stream = self._llm.stream_tokens(
+                    tokens,
+                    sampling,
+                    speculation=speculation,
+                    on_prompt=on_prompt,
+                    reasoning=self._llm.has_chat_template,
+                )
             return Turn(self, stream, messages, n_messages - len(messages))
         except BaseException:
             if stream:
@@ -209,6 +266,7 @@ class Chat(OfOneProcess):
         other = Chat(llm, sampling=self._sampling, overflow=self._overflow, think=think)
         other.messages[:] = [dict(one) for one in self.messages]
         other.extra = dict(self.extra)
+        other.tools = self.tools
         return other
 
     def retry(
@@ -233,7 +291,8 @@ class Chat(OfOneProcess):
             raise NoQuestionError
         try:
             del self.messages[last:]
-            return self._ask(before[last]["content"], sampling, speculation, on_prompt)
+            question = self._question(before[last]["content"])
+            return self._ask(question, sampling, speculation, on_prompt)
         except BaseException:
             self.messages[:] = before
             raise
@@ -286,8 +345,8 @@ class Chat(OfOneProcess):
 
     def _encode(self, messages: Sequence[dict[str, Any]], most: int | None = None) -> list[int]:
         if self._llm.has_chat_template:
-            return self._llm.tokenize(messages, think=self.think, most=most)
-        marks = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
+            return self._llm.tokenize(messages, think=self.think, tools=self.tools, most=most)
+        marks = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} ", "tool": ""}
         text, images = "", list[GivenImage]()
         for one in messages:
             text += marks[one["role"]]
@@ -313,12 +372,13 @@ class Chat(OfOneProcess):
         """
         first = 1 if messages[0]["role"] == "system" else 0
         while len(tokens) + room > self._llm.n_ctx:
-            if len(messages) - first < 3:
+            turns = (i for i, one in enumerate(messages) if i > first and one["role"] == "user")
+            if (after := next(turns, None)) is None:
                 if len(tokens) < self._llm.n_ctx:  # accept less room, for a short answer
                     return tokens
                 llm = self._llm
                 raise PromptTooLongError(len(tokens), llm.n_ctx, n_ctx_limit=llm.n_ctx_limit)
-            del messages[first : first + 2]
+            del messages[first:after]
             tokens = self._encode(messages)
         return tokens
 
@@ -330,13 +390,25 @@ class Turn(OfOneProcess):
 
     Attributes:
         dropped: Number of old messages that were removed to free room.
+        calls: At its end the calls of `Chat.tools`, in OpenAI's format. The texts have none of
+            them.
     """
+
+    calls: list[dict[str, Any]]
 
     def __init__(
         self, chat: Chat, stream: Answer, asked: list[dict[str, Any]], dropped: int
     ) -> None:
         self.dropped = dropped
+        self.calls = []
         self._chat, self._stream, self._messages, self._open = chat, stream, asked, True
+        self._tools, self._text = chat.tools, ""  # the text is that of the end, without the calls
+        self._deltas: ToolDeltas | None = None
+        if self._tools:
+            from ..tools import ToolDeltas, ToolUse, family_of
+
+            family = family_of(chat._llm.chat_template or "")
+            self._deltas = ToolDeltas(family, ToolUse(self._tools))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._stream!r}>"
@@ -354,7 +426,10 @@ class Turn(OfOneProcess):
     @property
     def result(self) -> Completion:
         """The answer so far."""
-        return self._stream.result
+        result = self._stream.result
+        if self._open or not self._tools:
+            return result
+        return replace(result, text=self._text, accepted_text=((self._text, False),))
 
     def cancel(self) -> None:
         """End the answer after the current round.
@@ -371,20 +446,41 @@ class Turn(OfOneProcess):
         self._stream.close()
         if self._open:
             result = self._stream.result
-            self._chat.last = result
+            self._read_calls(result.text)
+            self._open = False
+            self._chat.last = result = self.result
             if result.tokens or result.finish_reason != "cancelled":
-                answer = {"role": "assistant", "content": result.text}
+                answer: dict[str, Any] = {"role": "assistant", "content": result.text}
                 if result.reasoning:
                     answer["reasoning_content"] = result.reasoning
+                if self.calls:
+                    answer["tool_calls"] = self.calls
                 self._chat.messages[:] = [*self._messages, answer]
-            self._open = False
+
+    def _read_calls(self, text: str) -> None:
+        if self._tools:
+            from ..tools import ToolUse, family_of, whole_answer
+
+            family = family_of(self._chat._llm.chat_template or "")
+            self._text, self.calls = whole_answer(text, family, ToolUse(self._tools))
+
+    def _without_calls(self, chunk: Chunk) -> Chunk:
+        """Return a chunk without the text of calls, which may be held back from earlier ones."""
+        if not self._deltas:
+            return chunk
+        deltas = self._deltas.push(chunk.text)
+        if chunk.finish_reason:
+            deltas += self._deltas.finish()
+        text = "".join(one.get("content", "") for one in deltas)
+        return replace(chunk, text=text, accepted_text=((text, False),) if text else ())
 
     def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
         """Read the answer to its end, and return it; `on_chunk` is as for a `Stream`."""
         try:
-            return self._stream.run_to_end(on_chunk)
+            self._stream.run_to_end(lambda chunk: on_chunk(self._without_calls(chunk)))
         finally:
             self.close()
+        return self.result
 
     def listen(
         self, call: Callable[[Chunk | Ended], object], is_full: Callable[[], bool] = bool
@@ -394,7 +490,7 @@ class Turn(OfOneProcess):
         def came(event: Chunk | Ended) -> None:
             if isinstance(event, Ended):
                 self.close()
-            call(event)
+            call(event if isinstance(event, Ended) else self._without_calls(event))
 
         self._stream.listen(came, is_full)
 
@@ -403,7 +499,7 @@ class Turn(OfOneProcess):
 
     def __next__(self) -> Chunk:
         try:
-            return next(self._stream)
+            return self._without_calls(next(self._stream))
         except BaseException:  # includes StopIteration
             self.close()
             raise
@@ -418,10 +514,21 @@ class Turn(OfOneProcess):
 def _is_message(one: object) -> bool:
     return (
         isinstance(one, dict)
-        and {"role", "content"} <= set(one) <= {"role", "content", "reasoning_content"}
+        and {"role", "content"} <= set(one) <= _KEYS
         and one["role"] in _ROLES
         and all(
-            isinstance(value, str) or (name == "content" and are_parts(value))
+            isinstance(value, str)
+            or (name == "content" and are_parts(value))
+            or (name == "tool_calls" and isinstance(value, list) and all(map(_is_call, value)))
             for name, value in one.items()
         )
     )
+
+
+def _is_call(one: object) -> bool:
+    if not (isinstance(one, dict) and set(one) == {"id", "type", "function"}):
+        return False
+    function = one["function"]
+    texts = [one["id"], one["type"], *(function.values() if isinstance(function, dict) else [0])]
+    is_whole = isinstance(function, dict) and set(function) == {"name", "arguments"}
+    return is_whole and all(isinstance(text, str) for text in texts)

@@ -74,6 +74,7 @@ from .streams import (
     weight,
 )
 from .tasks import EMBEDDING_ROUTES, TaskRoute, TaskRun
+from .tool_routes import ToolRoutes
 from .turns import LARGE, in_time, in_turn
 from .uploads import N_BYTES, BodyReader
 from .worker import Worker
@@ -193,6 +194,7 @@ class App:
         self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
         self._writing = asyncio.Lock()
         self._documents = Documents(settings, lambda: self._ends)
+        self.tools: ToolRoutes = ToolRoutes(settings, self._bodies)
         self._misjoined: set[str] = set()  # paths of routes that clients have addressed wrongly
         self._asgi = self._make()
 
@@ -216,6 +218,7 @@ class App:
             *ollama_routes(self._pool, self._models, self._bodies),
             *self._models.routes,
             self._documents.route,
+            *self.tools.routes,
             Route(CALL, self._share, methods=["POST"]),
             *(Route(path, self._health, methods=["GET"]) for path in _HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -345,7 +348,7 @@ class App:
                 return ApiError(
                     message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"}
                 )
-        return None
+        return self.tools.refusal(path, headers)
 
     def _is_foreign(self, headers: Headers) -> bool:
         """Return whether a request is of a page that may not use the server."""
@@ -359,17 +362,19 @@ class App:
     def begin_end(self) -> None:
         """Refuse new requests, cancel others after the grace period; call it in the event loop."""
         self._ends = True
-        asyncio.get_running_loop().call_later(self._settings.grace, self.worker.cancel_all)
+        asyncio.get_running_loop().call_later(self._settings.grace, self.cancel_all)
 
     def cancel_all(self) -> None:
         """Cancel all answers within one round. May be called from any thread."""
         self._ends = True
         self.worker.cancel_all()
+        self.tools.cancel()
 
     def close(self) -> None:
         self._ends = True
         self._helper.close()
         self._documents.close()
+        self.tools.close()
         self.worker.close()
 
     # ---- completions

@@ -156,7 +156,10 @@ class Background:
     async def _get(self, request: Request) -> Response:
         query, id_ = request.query_params, request.path_params["id"]
         one = self._kept.get(id_)
-        if query.get("stream", "false") == "false":
+        is_optional = query.get("optional") == "true"
+        if is_optional and not one and not self._store.has(id_):
+            return JSONResponse({"id": id_, "object": "response", "status": "gone"})
+        if query.get("stream", "false") == "false" or (is_optional and not one):
             now = self._now(one) if one else self._store.get(id_, "id").response
             return await asyncio.to_thread(JsonAnswer, now)
         if not one:

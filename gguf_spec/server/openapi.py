@@ -178,7 +178,11 @@ _ID = {"name": "id", "in": "path", "required": True, "schema": TEXT.schema}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 _PAGE = {"limit": _LIMIT, "order": {"enum": ["asc", "desc"]}, "after": TEXT.schema}
 _STORED, _OF_MODEL = ("400", "404"), ("404", "503")
-_EVENTS_AFTER = {"stream": {"type": "boolean"}, "starting_after": COUNT}
+_EVENTS_AFTER = {
+    "stream": {"type": "boolean"},
+    "starting_after": COUNT,
+    "optional": {"type": "boolean"},  # no error where there is none
+}
 _KEPT = "A stored response, or one that goes on in the background, perhaps with its events."
 _SLOTS = "The slots of the models in memory: one for each request that can run at once."
 # Path, method, description, answer, status codes of errors, and parameters of the query.

@@ -60,6 +60,11 @@ class ResponseStore:
             while len(self._stored) > self._most or self._n_bytes > self._most_bytes:
                 self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
 
+    def has(self, id_: str) -> bool:
+        """Return whether there is a response with this id, complete or not."""
+        with self._lock:
+            return id_ in self._stored or id_ in self.open
+
     def get(self, id_: str, param: str) -> StoredResponse:
         """Return a response and mark it as used."""
         if id_ in self.open:

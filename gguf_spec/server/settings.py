@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidOptionError, Text
 from ..options import named
+from ..tool_servers import ToolServer
 
 # Seconds within which a client must take some data where answers have no time limit.
 PATIENCE_S = 600.0
@@ -45,6 +46,8 @@ class Settings:
         any_model: Whether a request with an unknown model name gets the default model. If not, it
             gets status 404. None allows it only on a loopback address.
         listed: Whether `gguf-spec ps` of the same user finds this server.
+        tool_servers: Servers of tools (MCP) that the page offers to models. Its user is asked
+            before each call.
     """
 
     host: str = "127.0.0.1"
@@ -60,6 +63,7 @@ class Settings:
     ping: float = 15.0
     any_model: bool | None = None
     listed: bool = False
+    tool_servers: Sequence[ToolServer] = ()
 
     def __post_init__(self) -> None:
         for name, allowed, ok in (

@@ -45,6 +45,8 @@ class Server(OfOneProcess):
 
     Attributes:
         url: Base URL, such as `http://127.0.0.1:8080`.
+        page_url: Address of the chat page; with a token if the page offers tools and there is no
+            API key.
     """
 
     _is_closed = False  # by a fork
@@ -66,6 +68,7 @@ class Server(OfOneProcess):
         host, port = self._socket.getsockname()[:2]
         self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
+        self.page_url: str = self._app.tools.page_url(self.url)
         limits = most_connections(), settings.patience_s
         config = uvicorn.Config(
             self._app,

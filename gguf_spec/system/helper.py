@@ -69,7 +69,7 @@ class Helper(OfOneProcess):
 
         def stop() -> None:
             is_over.set()
-            process.kill()
+            _kill(process)
 
         timer = threading.Timer(seconds, stop)
         timer.daemon = True
@@ -93,16 +93,29 @@ class Helper(OfOneProcess):
     def _end(self) -> None:
         process, self._process = self._process, None
         if process:
-            process.kill()
+            _kill(process)
             with contextlib.suppress(OSError), process:  # closes the pipes, and waits
                 pass
 
     def close(self) -> None:
         """End the child, also inside of a call; a later call starts another one."""
         if process := self._process:
-            process.kill()
+            _kill(process)
         with self._lock:
             self._end()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a child, and what its functions have started."""
+    import psutil
+
+    started = list[Any]()
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for one in started:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
 
 
 def _started() -> subprocess.Popen[bytes]:

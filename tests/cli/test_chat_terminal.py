@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import children, tiny
+from tests.support import children, talkers, tiny
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
 
@@ -570,3 +570,94 @@ def test_no_history_keeps_nothing_and_forget_removes_all(terminal, home, here):
     assert result.returncode == 0, result.stderr
     assert b"1 chat, typed lines and texts for drafts were removed" in result.stderr
     assert not [one for one in home.rglob("*") if one.is_file() and "chat" in str(one)]
+
+
+@pytest.mark.full
+class TestTools:
+    """Each call of a tool is shown and asked for; see tests/tools/test_chat.py for the model."""
+
+    @pytest.fixture
+    def start(self, make, tmp_path):
+        pytest.importorskip("mcp")
+        from tests.tools.test_chat import CALL
+        from tests.tools.test_tool_servers import COMMAND as SERVER
+
+        folder = tmp_path / "gguf-spec"
+        folder.mkdir()
+        command, *args = SERVER
+        config = f"[mcp.mine]\ncommand = {json.dumps(command)}\nargs = {json.dumps(args)}\n"
+        (folder / "config.toml").write_text(config, "utf-8")
+
+        def start(call=CALL):
+            path = talkers.answering(tmp_path / "caller.gguf", {"\n": call, "Q": ["Done", " now"]})
+            terminal = make(height=40)
+            terminal.begin(
+                "-m",
+                path,
+                "--ctx",
+                "2048",
+                "--mcp",
+                XDG_CONFIG_HOME=tmp_path,
+                until="asked for: add, odd",
+            )
+            terminal.see("\n>")
+            return terminal
+
+        return start
+
+    def test_allowed(self, start):
+        terminal = start()
+        terminal.type("2 + 40?", "Enter")
+        seen = terminal.see("Allow this call? [y/N]")
+        assert "Let me see." in seen
+        assert "tool_call" not in seen
+        assert 'The model asks to call add with {"a": 2, "b": 40}' in " ".join(seen.split())
+        terminal.type("y", "Enter")
+        seen = terminal.see("Done now")
+        assert "\n42\n" in seen
+        terminal.type("C-d")
+        assert terminal.end() == 0
+
+    @pytest.mark.parametrize("keys", [["Enter"], ["n", "Enter"], ["C-d"], ["yellow", "Enter"]])
+    def test_denied(self, start, keys):
+        terminal = start()
+        terminal.type("2 + 40?", "Enter")
+        terminal.see("Allow this call? [y/N]")
+        terminal.type(*keys)
+        assert "\n42\n" not in terminal.see("Done now")
+
+    def test_what_is_typed_ahead_allows_nothing(self, start):
+        terminal = start()
+        terminal.type("2 + 40?", "Enter", "y", "Enter", "y", "Enter")
+        seen = terminal.see("Allow this call? [y/N]")
+        time.sleep(0.5)
+        assert "Done now" not in terminal.screen(), seen
+        terminal.type("Enter")
+        assert "\n42\n" not in terminal.see("Done now")
+
+    def test_ctrl_c_at_the_question(self, start):
+        terminal = start()
+        terminal.type("2 + 40?", "Enter")
+        terminal.see("Allow this call? [y/N]")
+        terminal.type("C-c")
+        terminal.see("Ctrl-D leaves the chat")
+        terminal.type("C-d")
+        assert terminal.end() == 0
+
+    def test_the_text_of_a_tool_does_not_control_the_terminal(self, start):
+        terminal = start(["<tool_call>", '\n{"name": "odd", "arguments": {}}', "\n</tool_call>"])
+        terminal.type("Odd?", "Enter")
+        terminal.see("Allow this call? [y/N]")
+        terminal.type("y", "Enter")
+        seen = terminal.see("Done now")
+        assert "<img src=x onerror=alert(1)>\\u001b[31m\\u202e</tool_response>" in seen.replace(
+            "\n", ""
+        )
+
+    def test_in_a_pipe_it_is_refused(self, here):
+        for flags in ((), ("--json",)):
+            result = here("chat", "--mcp", *flags, stdin=b"hi\n")
+            assert (result.returncode, result.stdout) == (1, b"")
+            assert (
+                b"--mcp takes a terminal: each call of a tool is asked for there." in result.stderr
+            )

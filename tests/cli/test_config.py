@@ -200,3 +200,38 @@ def test_a_home_folder_in_a_path(here, config, environment):
     (home / "names.yaml").write_text("models:\n", encoding="utf-8")
     env = config('[models.list]\nmodels_file = "~/gone.yaml"\n')
     check(here("models", "list", env=env), 1, f"{home}{os.sep}gone.yaml")
+
+
+FILES = '[mcp.files]\ncommand = "npx"\nargs = ["-y", "server"]\nenv = { KEY = "a secret" }\n'
+
+
+def test_tool_servers_are_shown_without_their_secrets(here, config):
+    told = out(here("config", env=config(FILES) | NO_VARIANT))
+    assert told.endswith(
+        '\n[mcp.files]\n  command = "npx"\n  args = ["-y", "server"]\n  env = {"KEY": "(set)"}\n'
+    )
+    assert "secret" not in told
+    values = json.loads(out(here("config", "show", "--json", env=config(FILES) | NO_VARIANT)))[
+        "values"
+    ]
+    assert values[0] == {"source": "file", "section": "mcp.files", "key": "command", "value": "npx"}
+    assert out(here("generate", "a", env=config(PLAIN + FILES))) == "bcdefghijkl\n"
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("mcp = 1\n", "[mcp] holds tool servers, one section for each."),
+    ('[mcp]\ncommand = "a"\n', "[mcp] holds tool servers, one section for each."),
+    ("[mcp.files]\n", "[mcp.files] needs either command, a program, or url, an address."),
+    ('[mcp.files]\ncomand = "a"\n', "[mcp.files] has no key comand."),
+    ('[mcp."a b"]\ncommand = "a"\n', "'a b' cannot name a tool server."),
+])  # fmt: skip
+def test_tool_servers_that_are_wrong(here, config, text, message):
+    check(here("config", env=config(text)), 2, message)
+
+
+def test_no_tool_server(here, config):
+    check(
+        here("serve", "-m", "abc.gguf", "--mcp", "--port", 0, env=config("")),
+        2,
+        "it has no section [mcp.NAME] for a tool server.",
+    )

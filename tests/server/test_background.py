@@ -246,6 +246,16 @@ class TestErrors:
             reply = get(server, id_, f"?stream=true&starting_after={quote(number)}")
             assert (reply.status, reply.param) == (400, "starting_after")
 
+    def test_one_that_is_not_there_is_no_error_if_that_is_asked_for(self, server, monkeypatch):
+        query = "?stream=true&starting_after=-1&optional=true"
+        reply = get(server, "resp_0", query)
+        assert (reply.status, reply.json()["status"]) == (200, "gone")
+        assert get(server, "resp_0", "?optional=false").status == 404
+        monkeypatch.setattr(background, "KEPT_S", 0.0)
+        id_ = post(server, **ASKED | {"max_output_tokens": 2}).json()["id"]
+        until(lambda: get(server, id_, query).headers["content-type"] == "application/json")
+        assert get(server, id_, query).json() == get(server, id_).json()
+
     def test_one_that_has_not_ended_is_no_beginning(self, ever):
         id_ = post(ever, **EVER).json()["id"]
         reply = post(ever, input="Go on.", previous_response_id=id_)

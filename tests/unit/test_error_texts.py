@@ -197,7 +197,7 @@ def test_other_names_of_parameters_exist():
 
 def test_every_option_of_python_that_a_command_takes_has_a_name():
     known = {
-        "serve": ["parallel", "max_gap", "prefix_memory", "keep", "draft_texts", "pooling", *(one.name for one in fields(Settings) if one.name != "listed")],
+        "serve": ["parallel", "max_gap", "prefix_memory", "keep", "draft_texts", "pooling", *(one.name for one in fields(Settings) if one.name not in ("listed", "tool_servers"))],
         "batch": ["parallel", "prefix_memory", "draft_texts"],
         "generate": [
             *(one.name for one in fields(Sampling)),
@@ -357,6 +357,7 @@ def test_no_flag_in_texts_of_the_library():
         "gguf-spec serve --cors-origin",
         "gguf-spec serve --allow-host",
         "gguf-spec serve --timeout",
+        "gguf-spec serve --mcp",
         "(--timeout)",
         "gguf-spec chat --forget",
     )

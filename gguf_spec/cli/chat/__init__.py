@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,11 @@ from ..options import (
     table_option,
     think_options,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...tool_servers import ToolServer
 
 __all__ = ["chat"]
 # The default length limit is larger than that of `generate`.
@@ -50,6 +55,12 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
     "--history/--no-history", "Keep the chat, and the typed lines for later chats.", default=True
 )
 @flag("--forget", "Remove all chats, typed lines and texts for drafts that are kept.")
+@option(
+    "--mcp/--no-mcp",
+    "Let the model call tools of the tool servers in the config file, [mcp.NAME]. Each call is "
+    "asked for, so it takes a terminal.",
+    default=False,
+)
 @think_options
 @server_option
 @flag("--show-draft", "Show accepted draft tokens in green.")
@@ -72,7 +83,6 @@ def chat(**options: Any) -> int:
     In the chat, /help lists the commands. A message of several lines begins and ends with \"\"\".
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    from ...errors import SessionError
     from .kept import KeptChats, forget
     from .loop import ChatLoop, PipeUI, Signals
 
@@ -90,12 +100,12 @@ def chat(**options: Any) -> int:
         return 0
     if options["continued"] and options["load"]:
         raise click.UsageError("--continue and --load cannot be combined.")
-    path = options["save"]
-    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-        why = "it is a folder" if path.is_dir() else "its folder does not exist"
-        fact = f"{path} cannot be written: {why}."
-        raise SessionError(fact, "name a file in an existing folder.")
+    path = _place(options["save"])
     options["draft_texts"] = options["draft_texts"] or ("disk" if options["history"] else "memory")
+    streams = (sys.stdin, sys.stdout)
+    at_terminal = all(stream is not None and stream.isatty() for stream in streams)
+    in_pipe = options["as_json"] or not at_terminal
+    servers = _tool_servers(in_pipe) if options["mcp"] else []
     check_images(options["image"], options)
     with contextlib.closing(ChatLoop(options)) as loop:
         loaded = loop.load(options["load"]) if options["load"] else ""
@@ -103,9 +113,6 @@ def chat(**options: Any) -> int:
             loop.chat.system = options["system"]
         if loop.chat.note:
             click.echo(f"Note: {loop.chat.note}", err=True)
-        streams = (sys.stdin, sys.stdout)
-        at_terminal = all(stream is not None and stream.isatty() for stream in streams)
-        in_pipe = options["as_json"] or not at_terminal
         if options["history"] and not in_pipe:
             loop.kept = KeptChats()
         if options["continued"]:
@@ -119,6 +126,7 @@ def chat(**options: Any) -> int:
         with Signals(keep_on=not in_pipe) as signals, ui.terminal:
             try:
                 ui.begin(loaded)
+                loop.use_tools(servers, ui)
                 loop.follow(ui, signals)
             finally:
                 if path and loop.chat.messages:
@@ -126,3 +134,35 @@ def chat(**options: Any) -> int:
                     with contextlib.suppress(OSError):  # the terminal may be closed
                         click.echo(message.translate(CONTROL), err=True)
         return signals.code or ui.code
+
+
+def _tool_servers(in_pipe: bool) -> list[ToolServer]:
+    """Return the tool servers of the config file.
+
+    Raises:
+        GgufSpecError: Nobody could be asked before a call.
+    """
+    from ...errors import GgufSpecError
+    from ..config import tool_servers
+
+    if in_pipe:
+        fact = "--mcp takes a terminal: each call of a tool is asked for there."
+        raise GgufSpecError(
+            fact, "leave out --mcp, or give --no-mcp where the config file sets it."
+        )
+    return tool_servers()
+
+
+def _place(path: Path | None) -> Path | None:
+    """Return the file for the conversation.
+
+    Raises:
+        SessionError: It cannot be written.
+    """
+    from ...errors import SessionError
+
+    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+        why = "it is a folder" if path.is_dir() else "its folder does not exist"
+        fact = f"{path} cannot be written: {why}."
+        raise SessionError(fact, "name a file in an existing folder.")
+    return path

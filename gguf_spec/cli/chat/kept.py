@@ -101,8 +101,9 @@ class KeptChats:
     ) -> None:
         """Write the chat that goes on; where that is not possible, `problem` says so once.
 
-        One without an answer has no file.
+        One without an answer has no file. Calls of tools and their results are not kept.
         """
+        messages = [one for one in messages if one["role"] != "tool" and "tool_calls" not in one]
         title = next((plain(one) for one in messages if one["role"] == "user"), "")
         last = max(self.folder.glob(f"{'[0-9]' * 20}.json"), default=None)
         if not (path := self._path) or path != last:

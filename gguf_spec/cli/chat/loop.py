@@ -11,12 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
@@ -45,8 +45,11 @@ from .kept import KeptChats, plain
 
 if TYPE_CHECKING:
     from ... import Chat, Sampling, Speculation, Turn
+    from ...tool_servers import ToolServer
+    from ...tool_servers.toolbox import Toolbox
     from ..options import AnyLLM
 
+T = TypeVar("T")
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
     "/help": ("", "show this help"),
@@ -141,6 +144,10 @@ class PipeUI:
     def interrupt(self, error: BaseException) -> None:
         raise error
 
+    def allows(self) -> bool:
+        """Return whether the call of a tool that was shown is allowed; nobody can be asked here."""
+        return False
+
     def say(self, text: str) -> None:
         """Show the result of a command."""
         click.echo(as_called(text.translate(CONTROL)), err=True)
@@ -195,6 +202,7 @@ class ChatLoop:
         self.images: list[Path] = [*options["image"]]
         self.kept: KeptChats | None = None
         self._place: Path | None = options["save"] or options["load"]
+        self._tools: Toolbox | None = None
         sampling = to_sampling(options)
         self.llm = load_models(options, self._loaded_with)
         self._settings = Settings(with_file_values(sampling, self.llm), self.llm.speculation)
@@ -207,7 +215,24 @@ class ChatLoop:
             raise
 
     def close(self) -> None:
+        if self._tools:
+            self._tools.close()
         self.llm.close()
+
+    def use_tools(self, servers: Sequence[ToolServer], ui: PipeUI) -> None:
+        """Start tool servers, and let the model call their tools."""
+        if not servers:
+            return
+        from ...tool_servers.toolbox import Toolbox
+
+        if not self.llm.has_chat_template:
+            ui.say(f"Note: {self.llm.name} has no chat template, so it calls no tools.")
+            return
+        self._tools = Toolbox(servers)
+        found = self._tools.find()
+        self.chat.tools = [one.function for one in found.tools]
+        names = ", ".join(one.name for one in found.tools)
+        ui.say("\n".join([f"Tools, each call asked for: {names or 'none'}.", *found.notes]))
 
     @property
     def _speculation(self) -> Speculation:
@@ -288,6 +313,29 @@ class ChatLoop:
         self.images.clear()
 
     def _answer(self, start: Callable[..., Turn]) -> None:
+        turn = self._stream(start)
+        for _ in range(self._tools.rounds if self._tools else 0):
+            if not turn.calls or turn.result.finish_reason == "cancelled":
+                break
+            results = [self._call(**call["function"]) for call in turn.calls]
+            go_on = partial(self.chat.answer_calls, results, self._settings.sampling)
+            turn = self._stream(go_on)
+        self._keep()
+
+    def _call(self, name: str, arguments: str) -> str:
+        """Ask whether a tool may be called; return its result, or that it may not."""
+        from ...tool_servers.toolbox import visible
+
+        assert self._tools
+        self._ui.say(f"The model asks to call {visible(name)} with {visible(arguments)}")
+        if not self._signals.wait(self._ui.allows, _at_once):
+            return "The user did not allow this call."
+        most = max(500, self.llm.n_ctx * 3 // 2)  # characters: about half of the context
+        result = self._tools.call(name, arguments, most)
+        self._ui.say(visible(result.text if len(result.text) < 500 else f"{result.text[:500]} ..."))
+        return result.text
+
+    def _stream(self, start: Callable[..., Turn]) -> Turn:
         bar = LateBar()
         start = partial(start, speculation=self._speculation, on_prompt=bar)
         with self._signals.open(start) as turn:
@@ -297,7 +345,7 @@ class ChatLoop:
                 self._ui.say(f"Note: the context was full, so the oldest {oldest} dropped.")
             bar.begin(turn.stats.n_prompt, self.llm.prompt_token_s)
             self._ui.answer(turn, bar)
-        self._keep()
+        return turn
 
     def _keep(self) -> None:
         if self.kept:
@@ -703,6 +751,10 @@ def _parsed(field: str, text: str) -> Any:
         raise InvalidOptionError(field, text, allowed) from None
 
 
+def _at_once(error: BaseException) -> None:
+    raise error
+
+
 def _last_messages(chat: Chat) -> list[str]:
     names = {"system": "System", "user": "You", "assistant": "Answer"}
     return [f"{names[one['role']]}: {_short(plain(one), 200)}" for one in chat.messages[-2:]]
@@ -760,9 +812,7 @@ class Signals:
         self._interrupt: Callable[[BaseException], object] | None = None
         self.came = False
 
-    def wait(
-        self, read: Callable[[], str | None], interrupt: Callable[[BaseException], object]
-    ) -> str | None:
+    def wait(self, read: Callable[[], T], interrupt: Callable[[BaseException], object]) -> T | None:
         """Call `read` and return its result; signals take effect at once.
 
         Args:

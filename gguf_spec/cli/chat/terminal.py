@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -92,6 +93,18 @@ class TerminalUI(PipeUI):
             error, self._error = self._error, None
             if error:  # replaces the error of a closed terminal
                 raise error
+
+    def allows(self) -> bool:
+        """Ask; what was typed before the question is no answer to it."""
+        self.terminal.close()
+        with contextlib.suppress(ImportError, OSError, ValueError):  # no Unix terminal
+            import termios
+
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        try:
+            return input("Allow this call? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
 
     def _typed(self) -> str:
         self.terminal.close()

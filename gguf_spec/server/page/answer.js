@@ -15,17 +15,19 @@ export class Answer {
    *   that was begun before
    * @param {() => void} changed called after each event
    * @param {string} [id] of an answer that was begun before
+   * @param {object} [message] that it goes on with, after its calls
    */
-  constructor(fields, changed, id = "") {
+  constructor(fields, changed, id = "", message = null) {
     this.fields = fields;
     this.changed = changed;
     this.id = id;
     this.aborter = new AbortController();
     this.began = performance.now();
-    this.message = { role: "assistant", content: "", marks: [], finish: "stopped",
-      stats: {} };
+    this.calls = []; // of tools, which the answer ends with
+    this.message = message ?? { role: "assistant", content: "", marks: [], stats: {} };
+    this.message.finish = "stopped";
     if (fields) Object.assign(this.message, { model: fields.model, seed: String(fields.seed) });
-    this.stats = { tokens: 0, drafted: 0, accepted: 0, rounds: 0,
+    this.stats = { tokens: 0, drafted: 0, accepted: 0, rounds: 0, ...this.message.stats,
       chars: fields ? charsOf(fields.input) : 0 };
     this.message.stats = this.stats;
   }
@@ -49,6 +51,7 @@ export class Answer {
   /** End the answer, also in the server. */
   stop() {
     this.isStopped = true;
+    this.message.finish = "stopped";
     this.leave();
     if (this.id || !this.fields.background) this.end();
     else setTimeout(() => this.end(), STOP_MS);
@@ -60,7 +63,8 @@ export class Answer {
   }
 
   get isEmpty() {
-    return !this.message.content && !this.message.reasoning;
+    const { content, reasoning, steps } = this.message;
+    return !content && !reasoning && !steps;
   }
 
   /** A line about the state of the answer: its length, or how much of the prompt is read. */
@@ -73,7 +77,7 @@ export class Answer {
     return `Read ${asCount(processed)} of ${asCount(total)} tokens …`;
   }
 
-  take({ type, response, delta, speculation, prompt_progress: read }) {
+  take({ type, response, delta, item, speculation, prompt_progress: read }) {
     const { message } = this;
     if (this.fields?.background !== false) this.id ||= response?.id ?? "";
     if (this.isStopped) {
@@ -84,6 +88,7 @@ export class Answer {
       message.reasoning = (message.reasoning ?? "") + delta;
     }
     if (type === "response.output_text.delta") this.addText(delta, speculation?.text ?? []);
+    if (type === "response.output_item.done" && item.type === "function_call") this.calls.push(item);
     if (speculation) this.count(speculation);
     if (read) this.read = read;
     if (response) {
@@ -92,6 +97,15 @@ export class Answer {
       message.finish = FINISH[type] ?? message.finish;
     }
     this.changed();
+  }
+
+  /** End with the calls that came: they are a step, and the message goes on behind it. */
+  endStep() {
+    const { message, calls } = this;
+    const { content, steps = [] } = message;
+    const asked = calls.map(({ name, arguments: given }) => ({ name, arguments: given }));
+    Object.assign(message, { content: "", marks: [], steps: [...steps, { content, calls: asked }] });
+    return asked;
   }
 
   addText(content, parts) {
@@ -121,6 +135,8 @@ export class Answer {
     const texts = output.flatMap((item) => (item.type === "message" ? item.content : []));
     const whole = texts.map((part) => part.text).join("");
     if (whole && whole !== message.content) Object.assign(message, { content: whole, marks: [] });
+    const calls = output.filter((item) => item.type === "function_call");
+    if (calls.length > this.calls.length) this.calls = calls;
     if (!this.fields && seed !== undefined) message.seed = String(seed);
     this.stats.prompt_tokens = promptTokens;
     if (!speculation) return;

@@ -1,9 +1,11 @@
 /** Requests to the server. Addresses are relative: the page may be served below a path. */
 
-import { SESSION, readItem, writeItem } from "./storage.js";
+import { LOCAL, SESSION, readItem, writeItem } from "./storage.js";
 
 const KEY = "gguf-spec-key"; // the key is forgotten with the tab
 let key = readItem(SESSION, KEY);
+const TOKEN = "gguf-spec.tools";
+let token = takeToken();
 
 /** Error whose message is shown to the user. */
 export class Trouble extends Error {
@@ -22,8 +24,17 @@ export function setKey(given) {
   writeItem(SESSION, KEY, given);
 }
 
+/** Return the token for tools, which the printed address of the page has behind #. */
+function takeToken() {
+  const [, given] = location.hash.match(/^#tools=([\w-]+)$/) ?? [];
+  if (!given) return readItem(LOCAL, TOKEN);
+  writeItem(LOCAL, TOKEN, given);
+  history.replaceState(null, "", location.pathname + location.search);
+  return given;
+}
+
 async function request(path, options = {}, type = "application/json") {
-  const headers = { "Content-Type": type };
+  const headers = { "Content-Type": type, ...options.headers };
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {
@@ -63,6 +74,7 @@ export async function readModels() {
     notes: one.notes ?? [],
     sees: one.architecture ? one.architecture.input_modalities.includes("image") : null,
     loaded: one.loaded,
+    calls: one.capabilities?.includes("tools") ?? true,
   }));
 }
 
@@ -70,6 +82,20 @@ export async function readModels() {
 export async function readPdf(file) {
   const options = { method: "POST", body: file };
   return (await request("v1/documents/text", options, "application/pdf")).json();
+}
+
+const withToken = (body) => ({ method: "POST", body: JSON.stringify(body),
+  headers: token ? { Authorization: `Bearer ${token}` } : {} });
+
+/** Return the tools that the server offers, with notes about its tool servers. */
+export async function readTools() {
+  if (!token && !key) return { data: [], notes: [], offered: false }; // it would offer none
+  return (await request("page/tools", withToken({}))).json();
+}
+
+/** Call a tool; return what came of it as text. */
+export async function callTool(call) {
+  return (await (await request("page/tools/call", withToken(call))).json()).output;
 }
 
 /** Load a model, or unload it. */
@@ -80,10 +106,13 @@ export async function load(model, { unloads = false } = {}) {
 
 const textOf = (content) =>
   typeof content === "string" ? content : content.map((part) => part.text ?? "").join("");
+const asMessage = ({ role, content, output, arguments: given }) =>
+  ({ role: role ?? (output === undefined ? "assistant" : "user"),
+    content: textOf(content ?? output ?? given) });
 
 /** Return the number of tokens of the texts of messages; null if the server does not say it. */
 export async function countTokens(model, messages) {
-  const texts = messages.map(({ role, content }) => ({ role, content: textOf(content) }));
+  const texts = messages.map(asMessage);
   const [first, ...others] = texts;
   const isSystem = first.role === "system";
   const body = isSystem ? { system: first.content, messages: others } : { messages: texts };
@@ -136,15 +165,16 @@ export async function streamAnswer(fields, signal, take, id = "") {
   throw new Trouble(BROKEN);
 }
 
-/** Return the events of an answer from a number on; all of it as one if they are forgotten. */
+/**
+ * Return the events of an answer from a number on; all of it as one if they are forgotten. One that
+ * the server does not know is no error there, which a browser would tell its console.
+ */
 async function takeUp(id, next, signal) {
-  const address = `${ANSWERS}/${id}`;
-  try {
-    return await request(`${address}?stream=true&starting_after=${next - 1}`, { signal });
-  } catch (error) {
-    if (error.status !== 400) throw error;
-  }
-  const response = await (await request(address, { signal })).json();
+  const query = `stream=true&starting_after=${next - 1}&optional=true`;
+  const told = await request(`${ANSWERS}/${id}?${query}`, { signal });
+  if (told.headers.get("Content-Type")?.startsWith("text/event-stream")) return told;
+  const response = await told.json();
+  if (response.status === "gone") throw new Trouble(BROKEN, { status: 404 });
   const event = { type: `response.${response.status}`, response, sequence_number: next };
   return new Response(`data: ${JSON.stringify(event)}\n\n`);
 }

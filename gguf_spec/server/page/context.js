@@ -1,5 +1,7 @@
 /** What of a conversation is sent: the model reads only so many tokens at once. */
 
+import { itemsOf } from "./tools.js";
+
 const DEFAULT_CHARS = 3; // characters of a token, before the server has counted any
 const IMAGE_CHARS = 3000; // of a text with about as many tokens as an image
 const REFILL = 0.7; // share of the room that is used after old turns were left out
@@ -10,6 +12,8 @@ export function toRequest(conversation, system) {
   const sent = [];
   for (const { role, ...message } of conversation.messages.slice(conversation.start)) {
     const content = role === "user" ? contentOf(message) : message.content;
+    sent.push(...itemsOf(message.steps, sent.length));
+    if (message.steps && !content) continue;
     const last = sent.at(-1);
     // An answer between two questions was removed: models want turns.
     if (last?.role === role) last.content = joined(last.content, content);
@@ -52,7 +56,8 @@ export function fenced(text) {
 }
 
 export function charsOf(messages) {
-  return messages.reduce((sum, { content }) => sum + charsIn(content) + 16, 0);
+  return messages.reduce((sum, { content, output, arguments: given }) =>
+    sum + charsIn(content ?? output ?? given) + 16, 0);
 }
 
 function charsIn(content) {

@@ -216,6 +216,9 @@ export function readConversation(value) {
 const alternates = (messages, first) => messages.length && !messages.includes(null)
   && messages[0].role === first
   && messages.every((one, i) => !i || one.role === "user" || messages[i - 1].role === "user");
+const isCall = (one) => isText(one?.name) && isText(one.arguments)
+  && ["string", "undefined"].includes(typeof one.output);
+const isStep = (one) => isText(one?.content) && Array.isArray(one.calls) && one.calls.every(isCall);
 const MAX_DEPTH = 8; // of answers that were put aside within others
 
 const IMAGE = /^data:image\/(png|jpeg|gif|bmp);base64,[A-Za-z0-9+/]+=*$/;
@@ -243,6 +246,11 @@ function readMessage(value, depth = 0) {
   }
   for (const name of ["reasoning", "finish", "model", "seed"]) {
     if (isText(value[name])) message[name] = value[name];
+  }
+  if (Array.isArray(value.steps) && value.steps.length && value.steps.every(isStep)) {
+    message.steps = value.steps.map(({ content, calls }) => ({ content, calls: calls.map(
+      ({ name, arguments: given, output, state }) => ({ name, arguments: given,
+        ...(output !== undefined && { output, state: state === "denied" ? state : "called" }) })) }));
   }
   if (Array.isArray(value.marks) && value.marks.every(isCount)) message.marks = value.marks;
   if (value.stats && typeof value.stats === "object") {

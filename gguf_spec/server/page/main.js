@@ -15,6 +15,7 @@ import { Run } from "./running.js";
 import { SettingsForm } from "./settings.js";
 import { connectSearch, showList } from "./sidebar.js";
 import { Thread } from "./thread.js";
+import { Permissions, Tools } from "./tools.js";
 import { canSee, explain, tellNotKept } from "./troubles.js";
 
 const SAVE_MS = 1000; // milliseconds between saves while an answer streams
@@ -27,6 +28,8 @@ class Page {
     this.troubles = new WeakMap(); // conversation -> error that came while another was open
     this.requests = new WeakMap(); // message -> the fields it was asked with
     this.settings = new SettingsForm((isKept) => isKept || tellNotKept(this));
+    this.tools = new Tools();
+    this.permissions = new Permissions();
     this.thread = new Thread({
       again: (message) => this.answerAgain(message),
       turn: (message, number) => this.turn(message, number),
@@ -61,6 +64,7 @@ class Page {
     }
     $("ask-key").hidden = true;
     clearNotices();
+    this.tools.read();
     this.showModel();
     this.show();
     for (const id of [this.conversation.id, ...runningIds()]) this.takeUp(this.kept.get(id));
@@ -112,7 +116,8 @@ class Page {
   ask() {
     const { conversation, settings, model } = this;
     const asked = { fields: settings.fields(model), system: settings.values.system,
-      room: settings.room(model), sees: model.sees };
+      room: settings.room(model), sees: model.sees,
+      tools: settings.values.tools && model.calls ? this.tools.fields() : {} };
     conversation.updated = Date.now();
     this.follow(new Run(conversation, asked, this));
   }
@@ -156,11 +161,30 @@ class Page {
   }
 
   /** Show and keep what an answer has so far. */
-  moved(run) {
+  moved(run, isStep = false) {
     if (run === this.run) keepingTheEnd(() => this.thread.draw(run.answer));
-    if (performance.now() - run.saved < SAVE_MS) return;
+    if (!isStep && performance.now() - run.saved < SAVE_MS) return;
     run.saved = performance.now();
     this.save(run.conversation);
+  }
+
+  /** Call a tool for an answer, if its user allows it. */
+  async callTool(run, call, most) {
+    const { conversation } = run;
+    call.state = "asked";
+    this.moved(run, true);
+    const answer = this.permissions.ask(conversation, call, this.tools.serverOf(call.name));
+    this.permissions.show(this.conversation);
+    if (conversation !== this.conversation) {
+      const told = `A tool is asked for: ${titleOf(conversation)}`;
+      announce(told);
+      showNotice(told, [["Show", () => this.open(conversation)]]);
+    }
+    const isAllowed = await answer;
+    if (run.isStopped) return;
+    if (isAllowed) call.state = "calling";
+    this.moved(run, true);
+    await this.tools.call(call, isAllowed, most);
   }
 
   /** End the running answer of a conversation at once, without waiting for the server. */
@@ -168,6 +192,7 @@ class Page {
     const run = this.runs.get(conversation.id);
     if (!run) return;
     run.leave();
+    this.permissions.end(run.conversation, false);
     this.runs.delete(conversation.id);
     if (keeps) this.save(conversation);
     this.showRunning();
@@ -249,6 +274,7 @@ class Page {
     this.takeUp(conversation);
     if (trouble) explain(this, trouble, () => this.answerAgain());
     if (!matchMedia("(pointer: coarse)").matches) this.composer.focus();
+    this.permissions.show(conversation);
   }
 
   openNew() {

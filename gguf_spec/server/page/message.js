@@ -3,6 +3,7 @@
 import { wasFaster } from "./answer.js";
 import { asCount, asSpeed, copyFrom, inSeconds, make, makeButton, makeImage, plural } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
+import { elementsOf } from "./tools.js";
 
 /** What both kinds of messages have: their text can be copied and changed, and they deleted. */
 class MessageView {
@@ -108,9 +109,10 @@ export class AnswerView extends MessageView {
     this.thinking = make("details", "thinking");
     this.thinking.append(make("summary", "", "Thinking"), make("div", "thought"));
     this.thinking.hidden = true;
+    this.steps = make("div", "steps");
     this.markdown = new MarkdownView();
     this.cost = make("p", "cost");
-    this.place.append(this.title, this.thinking, this.markdown.place, this.cost, this.tools);
+    this.place.append(this.title, this.thinking, this.steps, this.markdown.place, this.cost, this.tools);
   }
 
   /** Show the text so far, and a line about the state of the answer. */
@@ -128,7 +130,17 @@ export class AnswerView extends MessageView {
       const time = stats?.thinking_ms ? `Thought for ${inSeconds(stats.thinking_ms)}` : "Thoughts";
       this.thinking.firstChild.textContent = content ? time : "Thinking";
     }
+    this.drawSteps();
     this.markdown.show(content);
+  }
+
+  /** Show the calls of tools, unless they are the same: one of them may be open. */
+  drawSteps() {
+    const { steps = [] } = this.message;
+    const drawn = JSON.stringify(steps.map(({ calls }) => calls.map(({ state }) => state ?? null)));
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    this.steps.replaceChildren(...elementsOf(steps));
   }
 
   /** Show the whole answer to a question, with what can be done with it. */

@@ -3,17 +3,20 @@
 import { Answer } from "./answer.js";
 import { countTokens } from "./api.js";
 import { firstThatFits, startLater, toRequest, withoutImages } from "./context.js";
+import { MOST_ROUNDS } from "./tools.js";
 
 const DRAW_MS = 40; // milliseconds between updates of the page while an answer streams
+const RESULT_CHARS = 1.5; // of a tool's result, for each token that messages may have
 
 /** The answer to the last question of a conversation, from the first request to its end. */
 export class Run {
   /**
    * @param {object} conversation
-   * @param {{fields, system: string, room: number | null, sees: boolean} | null} asked what is sent with
-   *   it; null to take up the answer that goes on in the server
-   * @param {{begun: Function, moved: Function, save: Function}} page called with this run: a
-   *   request begins, and the answer has grown; and with a conversation that must be kept
+   * @param {{fields, system: string, room: number | null, sees: boolean, tools} | null} asked what
+   *   is sent with it, of which `tools` may come later; null to take up the answer that goes on in
+   *   the server
+   * @param {{begun, moved, save, callTool: Function}} page called with this run: a request begins,
+   *   the answer has grown, and a tool is to be called; and with a conversation that must be kept
    */
   constructor(conversation, asked, page) {
     Object.assign(this, { conversation, asked, page });
@@ -22,12 +25,50 @@ export class Run {
     this.isLeft = false;
     this.timer = 0;
     this.saved = performance.now();
+    this.stopped = new Promise((done) => { this.wake = done; });
+  }
+
+  /** Answer, with the calls of tools that the answer needs; return the error that ended it. */
+  async run() {
+    if (!this.asked) {
+      const trouble = await this.stream(null);
+      if (!this.isLeft && this.answer.calls.length) this.endStep();
+      return trouble;
+    }
+    const { asked } = this;
+    const tools = await Promise.race([asked.tools, this.stopped]);
+    for (let n = 0; !this.isStopped; n += 1) {
+      const more = n < MOST_ROUNDS || !tools.tools ? tools : { ...tools, tool_choice: "none" };
+      const trouble = await this.ask({ ...asked.fields, ...more });
+      if (trouble || this.isStopped || !this.answer.calls.length) return trouble;
+      await this.callTools();
+    }
+    return null;
+  }
+
+  /** Call the tools that the answer asks for, one after the other, until it is stopped. */
+  async callTools() {
+    const { asked: { room } } = this;
+    const most = Math.max(500, Math.floor(RESULT_CHARS * (room ?? 1e6)));
+    const calls = this.endStep();
+    for (const call of calls) {
+      if (this.isStopped) return;
+      await Promise.race([this.page.callTool(this, call, most), this.stopped]);
+      if (call.output === undefined) delete call.state;
+      if (!this.isLeft) this.page.moved(this, true);
+    }
+  }
+
+  endStep() {
+    const calls = this.answer.endStep();
+    this.place();
+    this.page.moved(this, true);
+    return calls;
   }
 
   /** Ask; leave out old turns as long as it says that it is too much; return the error. */
-  async run() {
-    if (!this.asked) return this.stream(null);
-    const { conversation, asked: { fields, system, room, sees } } = this;
+  async ask(fields) {
+    const { conversation, asked: { system, room, sees } } = this;
     const count = (messages) => countTokens(fields.model, messages);
     let start = await firstThatFits(conversation, system, room, count);
     let trouble = null;
@@ -44,7 +85,11 @@ export class Run {
 
   async stream(fields) {
     const { conversation } = this;
-    const answer = new Answer(fields, () => this.progress(), fields ? "" : conversation.running);
+    const last = conversation.messages.at(-1);
+    const goesOn = fields && last === this.answer?.message ? last : null;
+    const answer = new Answer(fields, () => this.progress(), fields ? "" : conversation.running,
+      goesOn);
+    if (!fields && last.steps) answer.message.steps = last.steps;
     this.answer = answer;
     this.page.begun(this);
     const trouble = await answer.run();
@@ -84,6 +129,7 @@ export class Run {
   /** End the answer; what it has so far is kept. */
   stop() {
     this.isStopped = true;
+    this.wake({});
     this.answer?.stop();
   }
 

@@ -11,7 +11,7 @@ const SAMPLING = ["top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty
   "frequency_penalty"];
 const NUMBERS = ["temperature", "max_tokens", "seed", ...SAMPLING];
 const DEFAULTS = { system: "", manner: "balanced", answer: "medium", theme: "system", drafts: true,
-  model: "", ...Object.fromEntries(NUMBERS.map((name) => [name, ""])) };
+  tools: true, model: "", ...Object.fromEntries(NUMBERS.map((name) => [name, ""])) };
 
 /** The settings of the page. They are the same for all conversations. */
 export class SettingsForm {
@@ -43,7 +43,7 @@ export class SettingsForm {
     const { elements } = this.form;
     for (const [name, value] of Object.entries(this.values)) {
       if (!elements[name]) continue;
-      if (name === "drafts") elements[name].checked = value;
+      if (value === true || value === false) elements[name].checked = value;
       else elements[name].value = value;
     }
     this.show();
@@ -53,7 +53,8 @@ export class SettingsForm {
     const { elements } = this.form;
     for (const name of Object.keys(this.values)) {
       if (!elements[name]) continue;
-      this.values[name] = name === "drafts" ? elements[name].checked : elements[name].value;
+      const { checked, type, value } = elements[name];
+      this.values[name] = type === "checkbox" ? checked : value;
     }
     this.show();
     this.keep();

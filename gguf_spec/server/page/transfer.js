@@ -15,6 +15,12 @@ export function toMarkdown(conversation) {
     for (const { name, text, image } of message.files ?? []) {
       parts.push(...(image ? [`Image \`${name}\``] : [`File \`${name}\`:`, fenced(text)]));
     }
+    for (const { content, calls } of message.steps ?? []) {
+      if (content) parts.push(content.trim());
+      for (const { name, arguments: given, output = "" } of calls) {
+        parts.push(`Tool \`${name}\`:`, fenced(given), fenced(output));
+      }
+    }
     if (message.content) parts.push(message.content.trim());
   }
   return `${parts.join("\n\n")}\n`;
