@@ -396,7 +396,7 @@ BUGS = (
     Bug("a field that changes the text is accepted with any value", "protocols/fields.py",
         "return self.neutral is None or any(same(value, one) for one in self.neutral)", "return True",
         ("protocols/test_fields.py", "server/test_fields.py")),
-    Bug("a strict tool is free in the text after a wrong start of a tag", "tools/notations.py",
+    Bug("a strict tool is free in the text after a wrong start of a tag", "tools/rules.py",
         "parts.append(f\"{quoted(letter)} {rules[after]}\")", "parts.append(f\"{quoted(letter)} {again}\")",
         ("tools/test_families.py",)),
     Bug("a call in a special token is not seen", "runtime/local_engine.py",
