@@ -25,16 +25,16 @@ from ..speculative.acceptance import RULES, coupled
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
-from ..speculative.pair import ModelPair
 from ..speculative.prefix import retain_prefix
-from ..speculative.scheduler import SlotPair
 from ..text.detokenizer import PartStream, joined, text_of
 from ..text.reasoning import ReasoningFormat, State, Thinking
-from .prefix_cache import PrefixStore
 
 if TYPE_CHECKING:
     from ..llama.sequence import CachedSequence
     from ..llama.weights import Weights
+    from ..speculative.pair import ModelPair
+    from ..speculative.scheduler import SlotPair
+    from .prefix_cache import PrefixStore
 
 T = TypeVar("T")
 

@@ -61,7 +61,7 @@ from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.files import read_text
 from ..system.machine import available_bytes, format_bytes, parse_bytes
-from ..text.chat_template import template_fault
+from ..text.jinja_sandbox import template_fault
 from . import draft_texts
 from .default_model import DefaultModel, chosen_model
 from .draft_texts import DraftTexts
