@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 
 from .errors import ImageError
 from .options import IMAGE_IDS
-from .system.machine import format_bytes
 
 __all__ = ["Image", "read_image"]
 
@@ -70,7 +69,7 @@ def check_image(data: bytes, name: str = "the image") -> Image:
         ImageError: It is larger than the limits, or no image of a type that is supported.
     """
     if len(data) > BYTES_MAX:
-        raise _too_large(name, f"{format_bytes(BYTES_MAX)}")
+        raise _too_large(name, f"{BYTES_MAX >> 20} MiB")
     size = _size(data)
     if size is None:
         what = "is a WebP image" if data[8:12] == b"WEBP" else f"is not a {_TYPES} image"

@@ -15,10 +15,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar
 
 from .drafters import DRAFTERS, installed
-from .errors import InvalidOptionError, Option, OptionTypeError, Text
+from .errors import InvalidOptionError, Option, OptionConflictError, OptionTypeError, Text
 
 __all__ = ["AUTO_PARALLEL_MAX", "LOADING", "POOLING", "SAMPLING", "Rule", "Sampling", "Speculation"]
 
@@ -967,3 +968,49 @@ class PromptOptions:
     tools: Tools | None = None
     think: bool | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_options(
+    prefill: str,
+    tools: Tools | None,
+    think: bool | None,
+    values: Mapping[str, Any] | None,
+) -> PromptOptions:
+    """Return the options of a prompt; the variable `enable_thinking` is the option `think`.
+
+    Raises:
+        InvalidOptionError: `think` contradicts the variable, or an argument has another type.
+    """
+    check_types(prefill=prefill, tools=tools, think=think, chat_template_kwargs=values)
+    values = dict(values or {})
+    if isinstance(values.get("enable_thinking"), bool):
+        switch = values.pop("enable_thinking")
+        if think is not None and think is not switch:
+            raise OptionConflictError(Option("think", think), f"enable_thinking={switch}")
+        think = switch
+    return PromptOptions(well_formed(prefill), tools, think, values)
+
+
+def check_text(options: PromptOptions) -> None:
+    """Raise an InvalidOptionError if an option of the prompt of a text applies to messages only."""
+    given = {"think": options.think, "chat_template_kwargs": options.values or None}
+    for name, value in given.items():
+        if value is not None:
+            raise _needs_messages(name, value)
+
+
+def no_reasoning(
+    path: Path, option: str, value: object, is_chat: bool = True
+) -> InvalidOptionError:
+    if not is_chat:
+        return _needs_messages(option, value)
+    hint = Text("omit {}, or use a model that reasons.", Option(option))
+    message = f"the chat template of {path.name} has no reasoning parts."
+    return InvalidOptionError(option, value, "", hint, message=message)
+
+
+def _needs_messages(option: str, value: object) -> InvalidOptionError:
+    given = Option(option, value if isinstance(value, bool) else ...)
+    hint = Text("send messages, or omit {}.", Option(option))
+    message = Text("{} needs messages: a text has no chat template.", given)
+    return InvalidOptionError(option, value, "", hint, message=message)

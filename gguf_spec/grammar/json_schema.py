@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
 from functools import cache, partial
-from itertools import chain, combinations, islice, product
+from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -40,6 +40,7 @@ from .patterns import (
     widths,
     words,
 )
+from .schemas import on_a_line, read_schema
 
 _ENCODER = json.JSONEncoder(sort_keys=True)
 # patterns of dates and times
@@ -209,8 +210,6 @@ _BUILT_IN = {
 }
 # most rules of one string, and about how many bytes each has
 _MAX_RULES, _BYTES_OF_RULE = 600, 150
-# most reported faults of an answer
-_MAX_FAULTS = 5
 # largest number of parts of a schema
 _MAX_SCHEMAS = 5000
 
@@ -257,17 +256,12 @@ def drop(path: Sequence[str], keyword: str, value: Any, reason: str) -> None:
     text = _ENCODER.encode(value)
     text = text if len(text) <= 80 else f"{text[:77]}..."
     where = "/".join(("#", *steps))[:200]
-    one = Dropped(_on_a_line(where), _on_a_line(keyword[:60]), text, _on_a_line(reason))
+    one = Dropped(on_a_line(where), on_a_line(keyword[:60]), text, on_a_line(reason))
     into = _dropped.get()
     if into is None:
         raise UnsupportedKeywordError(str(one))
     if not any(other[:3] == one[:3] for other in into):
         into.append(one)
-
-
-def _on_a_line(text: str) -> str:
-    """Return a text of a request without control characters, for headers and logs."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "?", text)
 
 
 class UnsupportedKeywordError(ValueError):
@@ -1085,32 +1079,6 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     return gbnf
 
 
-def faults_of(text: str, schema: Any) -> list[str]:
-    """Return what a JSON text does not fulfil of a schema, without the values of the text."""
-    import jsonschema_rs
-
-    def refuse(_: str) -> Any:
-        raise ValueError("no schema is downloaded")
-
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return ["the JSON text is not complete, and was not checked"]
-    try:
-        root = read_schema(schema if isinstance(schema, str) else json.dumps(schema))
-        limits = jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000, size_limit=1 << 20)
-        check = jsonschema_rs.validator_for(
-            root, validate_formats=True, retriever=refuse, pattern_options=limits
-        )
-        errors = [*islice(check.iter_errors(value), _MAX_FAULTS)]
-    except Exception as error:  # of a schema that another program refuses, for many reasons
-        return [f"the answer could not be checked ({type(error).__name__})"]
-    return [
-        _on_a_line(f"#{''.join(f'/{step}' for step in error.schema_path)} is not fulfilled")[:200]
-        for error in errors
-    ]
-
-
 def grammar_of(rules: Iterable[str]) -> str:
     """Return a grammar of rules, with those that `to_rules` expects."""
     return "\n".join([*rules, *(f"{name} ::= {body}" for name, body in _BUILT_IN.items())]) + "\n"
@@ -1141,39 +1109,6 @@ def to_rules(
         raise _bad_schema(schema, error) from error
 
 
-def read_schema(text: str) -> Any:
-    """Return a schema from JSON text, with keywords of draft 4 and of OpenAPI 3.0 as today's.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
-    return json.loads(text, parse_constant=_finite, parse_float=_finite, object_hook=_modern)
-
-
-def _modern(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without `nullable` and without a boolean as an exclusive bound."""
-    kind = schema.get("type")
-    if schema.get("nullable") is True and isinstance(kind, str | list):
-        schema = {k: v for k, v in schema.items() if k != "nullable"}
-        schema["type"] = [*dict.fromkeys([*([kind] if isinstance(kind, str) else kind), "null"])]
-        if isinstance(schema.get("enum"), list):
-            schema["enum"] = _unique([*schema["enum"], None])
-    for name in ("minimum", "maximum"):
-        key = f"exclusive{name.capitalize()}"
-        if isinstance(schema.get(key), bool) and isinstance(schema.get(name, 0), int | float):
-            schema = {**schema}
-            is_open = schema.pop(key)
-            if is_open and name in schema:
-                schema[key] = schema.pop(name)
-    return schema
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(f"{text:.60} is not JSON, or too large")
-    return float(text)
-
-
 def _bad_schema(schema: object, reason: Exception | str) -> InvalidGrammarError:
     shown = ""  # the reason has the place and the value of a keyword
     if not isinstance(reason, UnsupportedKeywordError):
@@ -1181,7 +1116,7 @@ def _bad_schema(schema: object, reason: Exception | str) -> InvalidGrammarError:
             shown = schema if isinstance(schema, str) else _ENCODER.encode(schema)
         except (RecursionError, TypeError, ValueError):
             shown = "a deep schema" if isinstance(schema, dict) else type(schema).__name__
-        shown = _on_a_line(shown if len(shown) <= 80 else f"{shown[:77]}...")
+        shown = on_a_line(shown if len(shown) <= 80 else f"{shown[:77]}...")
     if isinstance(reason, GrammarTooLargeError):
         return GrammarTooLargeError(shown)
     text = str(getattr(reason, "reason", reason))

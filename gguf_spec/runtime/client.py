@@ -20,11 +20,12 @@ from ..options import (
     Tools,
     check_types,
     named,
+    no_reasoning,
+    read_options,
     with_options,
     wrong_type,
 )
 from ..results import Completion, OnProgress, Progress, TokenLogprob
-from ..text.chat_template import no_reasoning, read_options
 from ..vocabulary import Tokens
 from .chat import Chat
 

@@ -25,16 +25,16 @@ from ..speculative.acceptance import RULES, coupled
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
-from ..speculative.pair import ModelPair
 from ..speculative.prefix import retain_prefix
-from ..speculative.scheduler import SlotPair
 from ..text.detokenizer import PartStream, joined, text_of
 from ..text.reasoning import ReasoningFormat, State, Thinking
-from .prefix_cache import PrefixStore
 
 if TYPE_CHECKING:
     from ..llama.sequence import CachedSequence
     from ..llama.weights import Weights
+    from ..speculative.pair import ModelPair
+    from ..speculative.scheduler import SlotPair
+    from .prefix_cache import PrefixStore
 
 T = TypeVar("T")
 
@@ -289,6 +289,10 @@ class Generation:
         )
 
     @property
+    def prompt(self) -> Sequence[int]:
+        return self._request.prompt
+
+    @property
     def stop_string(self) -> str | None:
         return self._visible.answer.stop_string
 
@@ -316,7 +320,7 @@ class Generation:
     def _run(self, slots: SlotPair[CachedSequence]) -> Generator[Chunk, None, None]:
         request, target, is_end = self._request, slots.target, self._target.weights.is_end
         # Other requests make passes of any width.
-        rule = self._rule._replace(wide_past=self._target.options.parallel > 1)
+        rule = self._rule._replace(wide_past=self._pair.shares_passes)
         k, recorder = self._pair.most_drafted(request.speculation), self._recorder
         recorder.start(target, slots.draft)
         drafter: DraftController | NoDrafter | None = None
@@ -371,7 +375,7 @@ class Generation:
         """Read the prompt, or the text that follows a context shift; return how much was cached."""
         target, tokens = slots.target, begin[:-1]
         slots.n_prompt = len(tokens)
-        if target.options.parallel == 1:  # several were prepared with the choice of the slots
+        if not self._pair.shares_passes:  # else they were prepared with the choice of the slots
             self._kept.save_and_restore(slots, tokens)
         retain_prefix(target, tokens)
         n_cached, busy_s = target.n_past, target.busy_s

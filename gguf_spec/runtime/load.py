@@ -61,7 +61,7 @@ from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.files import read_text
 from ..system.machine import available_bytes, format_bytes, parse_bytes
-from ..text.chat_template import template_fault
+from ..text.jinja_sandbox import template_fault
 from . import draft_texts
 from .default_model import DefaultModel, chosen_model
 from .draft_texts import DraftTexts
@@ -384,7 +384,7 @@ def open_plan(plan: Plan) -> LLM:
         # `longest_ctx` knows no memory of a GPU
         target.weights.n_ctx_limit = (target.weights.n_ctx_train or None) if on_gpu else n_ctx_max
         speculation = given.speculation or Speculation(k=0 if given.is_plain else K_MAX)
-        if speculation.k or target.options.parallel > 1:
+        if speculation.k or pair.shares_passes:
             notes = [*notes, *_measure(pair)]
         llm = LLM(
             given.entry.name,

@@ -13,14 +13,24 @@ from ..images import GivenImage
 from ..llama.embedder import Embedder, Scorer
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
-from ..options import K_MAX, Message, PromptOptions, Sampling, Speculation, well_formed
+from ..options import (
+    K_MAX,
+    Message,
+    PromptOptions,
+    Sampling,
+    Speculation,
+    check_text,
+    no_reasoning,
+    well_formed,
+)
 from ..results import TokenLogprob
 from ..speculative.pair import ModelPair
 from ..system.piece_folder import PieceFolder
 from ..system.process import OfOneProcess
-from ..text.chat_template import call_tokens, check_text, names_read, no_reasoning
 from ..text.infill import encode_infill
+from ..text.jinja_sandbox import names_read
 from ..text.reasoning import reasoning_format
+from ..text.templates import call_tokens
 from . import generation
 from .draft_texts import DraftTexts
 from .embedding import score

@@ -17,8 +17,8 @@ from ..images import MARKER, GivenImage, Image, PromptTokens, as_image, image_of
 from ..llama.sequence import CachedSequence
 from ..llama.vision import ImageTokens
 from ..llama.weights import Weights
-from ..options import IMAGE_IDS, Message, PromptOptions
-from ..text.chat_template import check_text, encode_chat
+from ..options import IMAGE_IDS, Message, PromptOptions, check_text
+from ..text.templates import encode_chat
 
 if TYPE_CHECKING:
     from ..llama.vision import VisionSequence

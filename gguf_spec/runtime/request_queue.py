@@ -7,11 +7,14 @@ lost wake-up delays them only by the poll interval. The turn of a stream that is
 ends without a finalizer, because Python drops a Ctrl-C that arrives inside of one: the queue looks
 whether the stream is still there.
 
+The thread of the engine computes what is listened to, and all requests that share passes. Ctrl-C
+never reaches it. With one slot it takes over the turn of the stream.
+
 Requests that share passes come from any thread and are started in order of arrival, as soon as
 slots are free. The thread that reads a stream waits for its chunks. A stream that is not read holds
-a few chunks; then its request waits, and the others go on without it. The thread of the scheduler
-has the turn while requests run. When another ticket waits, it starts no further request, and leaves
-when the running ones are done. Ctrl-C never reaches this thread.
+a few chunks; then its request waits, and the others go on without it. The thread of the engine has
+the turn while requests run. When another ticket waits, it starts no further request, and leaves
+when the running ones are done.
 """
 
 from __future__ import annotations
@@ -22,12 +25,11 @@ import itertools
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
 from ..errors import BusyError, ClosedError, ForkedError
@@ -37,13 +39,10 @@ from ..results import POLL_S, Chunk, Ended, Listener, SlotState
 from ..sampling import native
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
-from ..system.process import OfOneProcess, cancel_with_program
+from ..system.process import OfOneProcess
 from .generation import Generation, Request, check_request
 from .prefix_cache import Found, PrefixStore, prepare_slot, reads_prefix
 from .stream import Stream
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 T = TypeVar("T")
 
@@ -126,10 +125,11 @@ class Turns:
 
 
 class QueuedRequest:
-    """A request in the queue or in the scheduler.
+    """A request that the thread of the engine computes, or is about to.
 
     Attributes:
         generation: The generation of the request.
+        ticket: The turn that it has taken; None where the engine takes one for several requests.
         prompt: Token ids of the prompt.
         thread: Id of the thread that made it, and then of the one that reads it.
         stream: Returns the stream that reads it; a job without one is cancelled.
@@ -139,9 +139,9 @@ class QueuedRequest:
 
     has_ended: bool
 
-    def __init__(self, request: Request, generation: Generation) -> None:
-        self.generation = generation
-        self.prompt: list[int] = [*request.prompt]
+    def __init__(self, generation: Generation, ticket: Ticket | None = None) -> None:
+        self.generation, self.ticket = generation, ticket
+        self.prompt: list[int] = [*generation.prompt]
         self.thread: int = threading.get_ident()
         self.stream: Callable[[], Stream | None] = lambda: None
         self.task: Task[CachedSequence] | None = None
@@ -172,17 +172,26 @@ class QueuedRequest:
         if self.stream() is None:
             self.generation.cancelled = True
 
-    def body(self, scheduler: Scheduler[CachedSequence], slots: SlotPair[CachedSequence]) -> None:
-        """Run the request inside the scheduler; an exception goes to the reader."""
+    def run(
+        self, slots: SlotPair[CachedSequence], wait: Callable[[], object]
+    ) -> BaseException | None:
+        """Compute the request in this thread; return the error that it ended with.
+
+        `wait` is called again and again while the reader is behind.
+        """
         try:
             for chunk in self.generation.run(slots):
                 self._deliver(chunk)
                 self.check_reader()
-                if self.is_full and not self.generation.cancelled:
-                    scheduler.park()
-            self.end(None)
+                while self.is_full and not self.generation.cancelled:
+                    wait()
         except BaseException as error:  # a callback may raise anything, such as SystemExit
-            self.end(error)
+            return error
+        return None
+
+    def body(self, scheduler: Scheduler[CachedSequence], slots: SlotPair[CachedSequence]) -> None:
+        """Run the request inside the scheduler."""
+        self.end(self.run(slots, scheduler.park))
 
     def end_cancelled(self) -> bool:
         """End a request that waits if it is cancelled; return whether it is."""
@@ -214,7 +223,7 @@ class QueuedRequest:
             try:
                 one = self._out.get(timeout=_WAIT_S)
             except Empty:
-                if sys.is_finalizing():  # the thread of the scheduler does not go on
+                if sys.is_finalizing():  # the thread of the engine does not go on
                     raise ClosedError from None
                 continue
             if isinstance(one, Chunk):
@@ -227,6 +236,8 @@ class QueuedRequest:
 
 class RequestQueue(Turns, OfOneProcess):
     """Requests of an LLM with one slot: each runs in the thread that reads its stream.
+
+    What is listened to runs in the thread of the engine, which starts with the first such stream.
 
     Attributes:
         is_closed: A request raises an error when it has the turn.
@@ -248,7 +259,14 @@ class RequestQueue(Turns, OfOneProcess):
         super().__init__()
         self.pair, self._kept = pair, kept
         self.is_closed = False
-        self._listening: Executor | None = None
+        # Requests for the thread of the engine, in order of arrival, and those that it computes.
+        # Each access is a single list operation.
+        self._queue: list[QueuedRequest] = []
+        self._running: list[QueuedRequest] = []
+        self._wakes: SimpleQueue[object] = SimpleQueue()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._thread: threading.Thread | None = None
 
     def open(self, request: Request) -> Stream:
         """Wait for the turn, and return the stream of a request, which has the turn until its end.
@@ -258,55 +276,70 @@ class RequestQueue(Turns, OfOneProcess):
             BusyError, ClosedError: As for `take`.
         """
         ticket = Ticket()
-        try:
-            try:
-                self.take(ticket)
-                return self._open(request, ticket)
-            except BaseException:
-                self.leave(ticket)
-                raise
-        except BaseException:
-            self.leave(ticket)  # Ctrl-C may arrive just before the first call
-            raise
+        return self.in_turn(partial(self._open, request, ticket), ticket=ticket)
 
     def _open(self, request: Request, ticket: Ticket) -> Stream:
         # In a frame of its own: a kept traceback must not hold the stream of `open`.
-        self._check(request)
-        if request.speculation.k:
-            self.pair.measure()
-        generation = Generation(request, self.pair, self._kept, dry_penalties, native.chooser)
+        generation = self._generation(request)
         chunks = generation.run(self.pair.slots[0])
-        stream = Stream(
-            generation, chunks, partial(self.leave, ticket), partial(self._listen, ticket)
-        )
+
+        def listen(stream: Stream, listener: Listener) -> None:
+            self._listen(QueuedRequest(generation, ticket), stream, listener)
+
+        stream = Stream(generation, chunks, partial(self._release, ticket), listen)
         ticket.stream = ref(stream)
         return stream
 
-    def _listen(self, ticket: Ticket, stream: Stream, listener: Listener) -> bool:
-        """Let a thread of this queue, made with the first such stream, compute a stream."""
-        from concurrent.futures import ThreadPoolExecutor
+    def _release(self, ticket: Ticket) -> None:
+        """Release the turn of a stream, unless the engine has it, which does so itself."""
+        if not any(job.ticket is ticket for job in self._jobs()):
+            self.leave(ticket)
 
+    def _generation(self, request: Request) -> Generation:
+        self._check(request)
+        if request.speculation.k:
+            self.pair.measure()
+        return Generation(request, self.pair, self._kept, dry_penalties, native.chooser)
+
+    def _listen(self, job: QueuedRequest, stream: Stream, listener: Listener) -> None:
+        """Let the thread of the engine compute a stream; the engine releases the turn."""
         self.check_open()
-        ticket.thread = 0  # none waits for itself
+        if job.ticket:
+            job.ticket.thread = 0  # none waits for itself
+        job.listen(stream, listener)
+        self._submit(job)
+
+    def _submit(self, job: QueuedRequest) -> None:
         try:
-            if self._listening is None:
-                self._listening = ThreadPoolExecutor(1, "gguf-spec-engine")
-                _end_with_program()
-            _listened.add(stream)
-            self._listening.submit(self._read, ticket, stream, listener)
+            self._start()
         except RuntimeError:  # Python is ending
             raise self.error from None
-        return False
+        self._queue.append(job)
+        self._wake()
 
-    @staticmethod
-    def _read(ticket: Ticket, stream: Stream, listener: Listener) -> None:
-        ticket.thread = threading.get_ident()
-        stream.compute(listener)
+    def _wake(self) -> None:
+        """Wake the engine; who waits for the turn repeats it, as Ctrl-C may prevent it once."""
+        if self._queue:
+            self._wakes.put(None)
+
+    def _start(self) -> None:
+        """Start the thread of the engine, if it does not run."""
+        if self._thread is None:
+            # It holds no reference to the queue while it has no work, so that an LLM without
+            # references frees its memory.
+            given = self._wakes, ref(self, self._wakes.put)
+            name = "gguf-spec-engine"
+            self._thread = threading.Thread(target=_serve, args=given, name=name, daemon=True)
+            _queues.add(self)
+        if not self._thread.is_alive():  # Ctrl-C may have come before it was started
+            self._thread.start()
 
     def _give_up(self) -> object:
+        _queues.discard(self)
         self.is_closed, self.error = True, ForkedError
         self._tickets.clear()
-        kept, self._listening = self._listening, None
+        kept = self._running, self._queue, self._thread
+        self._running, self._queue, self._thread = [], [], None
         return self, kept
 
     def check_open(self) -> None:
@@ -352,23 +385,30 @@ class RequestQueue(Turns, OfOneProcess):
         """
         self.check_open()
         self.check_thread()
-        self.join(ticket)
+        self.join(ticket, self._wake)
         self.check_open()
 
-    def in_turn(self, do: Callable[[], T], take: Callable[[Ticket], object] | None = None) -> T:
-        """Call `do` while this thread has the turn, and release it on any exception.
+    def in_turn(
+        self,
+        do: Callable[[], T],
+        take: Callable[[Ticket], object] | None = None,
+        ticket: Ticket | None = None,
+    ) -> T:
+        """Call `do` while this thread has the turn, and release it, on any exception, too.
 
         Args:
             do: Called with the turn.
             take: Waits for the turn; None for `take`.
+            ticket: The ticket; a stream that `do` gives to it keeps the turn. None for a new one.
         """
-        ticket = Ticket()
+        ticket = ticket or Ticket()
         try:
             try:
                 (take or self.take)(ticket)
                 return do()
             finally:
-                self.leave(ticket)
+                if not ticket.stream:
+                    self.leave(ticket)
         except BaseException:
             self.leave(ticket)  # Ctrl-C may arrive just before the first call
             raise
@@ -386,8 +426,6 @@ class RequestQueue(Turns, OfOneProcess):
         self.cancel()
         self.is_closed = True  # waiting threads raise ClosedError on their turn
         self.in_turn(free, lambda ticket: self.join(ticket, self.cancel))
-        if self._listening:
-            self._listening.shutdown(wait=False)
 
     def cancel(self) -> None:
         """Close an open stream; a stream of another thread ends after its current round.
@@ -395,6 +433,7 @@ class RequestQueue(Turns, OfOneProcess):
         Raises:
             BusyError: As for `close`.
         """
+        self._cancel_jobs()
         first = self.first
         stream = first.stream() if first and first.stream else None
         if first and first.thread == threading.get_ident():
@@ -405,30 +444,53 @@ class RequestQueue(Turns, OfOneProcess):
         elif stream:
             stream.abort()
 
+    def stop(self) -> None:
+        """Cancel all that the engine computes finally; wait until it and short callbacks end."""
+        self.is_closed = True
+        self._cancel_jobs()
+        end = time.monotonic() + _EXIT_S
+        while not self._is_idle.wait(_WAIT_S) and time.monotonic() < end:
+            if any(job.generation.called_back_s > _CALLBACK_S for job in self._jobs()):
+                return
+
+    def _cancel_jobs(self) -> None:
+        for job in self._jobs():
+            job.generation.cancelled = True
+        self._wakes.put(None)
+
+    def _jobs(self) -> list[QueuedRequest]:
+        return [*self._queue, *self._running]  # in this order none is missed
+
+    # ---- the thread of the engine
+
+    def work(self) -> None:
+        """Compute the requests of streams that have the turn, one after another."""
+        while self._queue:
+            self._is_idle.clear()
+            self._running = [job := self._queue[0]]
+            del self._queue[0]
+            ticket = job.ticket
+            assert ticket
+            ticket.thread, error = threading.get_ident(), None
+            # A stream that was closed meanwhile may have lost the turn.
+            if not (is_cancelled := job.end_cancelled()):
+                error = job.run(self.pair.slots[0], partial(time.sleep, POLL_S))
+            self._running = []
+            self.leave(ticket)
+            if not is_cancelled:
+                job.end(error)
+            self._is_idle.set()
+
 
 class ParallelQueue(RequestQueue):
-    """Requests of an LLM with several slots: a thread of its own runs them."""
+    """Requests of an LLM with several slots: the thread of the engine runs them."""
 
     def __init__(self, pair: ModelPair[CachedSequence], kept: PrefixStore) -> None:
         """Start the thread."""
         super().__init__(pair, kept)
-        self._inbox: SimpleQueue[QueuedRequest | object] = SimpleQueue()
-        self._queue: deque[QueuedRequest] = deque()
-        self._running: list[QueuedRequest] = []
         self._scheduler: Scheduler[CachedSequence] | None = None
         self._collect_at = 0.0
-        self._is_idle = threading.Event()
-        self._is_idle.set()
-        _queues.add(self)
-        # It holds no reference to the queue while it has no work, so that an LLM without
-        # references frees its memory.
-        self._thread = threading.Thread(
-            target=_serve,
-            args=(self._inbox, ref(self, self._inbox.put)),
-            name="gguf-spec-scheduler",
-            daemon=True,
-        )
-        self._thread.start()
+        self._start()
 
     @property
     def n_running(self) -> int:
@@ -436,7 +498,7 @@ class ParallelQueue(RequestQueue):
 
     @property
     def n_waiting(self) -> int:
-        return len(self._queue) + self._inbox.qsize()
+        return len(self._queue)
 
     def slots(self) -> tuple[SlotState, ...]:
         pairs = sorted(self.pair.slots, key=lambda one: one.target.index)
@@ -453,23 +515,14 @@ class ParallelQueue(RequestQueue):
             BusyError: This thread runs the scheduler, or holds as many unfinished streams as there
                 are slots.
         """
-        self._check(request)
-        self._check_streams(self.pair.target.options.parallel)
-        job = QueuedRequest(
-            request, Generation(request, self.pair, self._kept, dry_penalties, native.chooser)
-        )
-        chunks = job.chunks(self._submit)
-        stream = Stream(job.generation, chunks, lambda: None, partial(self._submit_listened, job))
+        self._check_streams(len(self.pair.slots))
+        job = QueuedRequest(self._generation(request))
+        chunks = job.chunks(self._submit_read)
+        stream = Stream(job.generation, chunks, lambda: None, partial(self._listen, job))
         job.stream = ref(stream)
         return stream
 
-    def _submit_listened(self, job: QueuedRequest, stream: Stream, listener: Listener) -> bool:
-        self.check_open()
-        job.listen(stream, listener)
-        self._inbox.put(job)
-        return True
-
-    def _submit(self, job: QueuedRequest) -> None:
+    def _submit_read(self, job: QueuedRequest) -> None:
         """Put a request into the queue, in the thread that reads it.
 
         Raises:
@@ -477,15 +530,9 @@ class ParallelQueue(RequestQueue):
         """
         self.check_open()
         super().check_thread()
-        self._check_streams(self.pair.target.options.parallel)
+        self._check_streams(len(self.pair.slots))
         job.thread = threading.get_ident()
-        self._inbox.put(job)
-
-    def _give_up(self) -> object:
-        _queues.discard(self)
-        kept = self._running, self._queue
-        self._running, self._queue = [], deque()
-        return super()._give_up(), kept
+        self._submit(job)
 
     def check_thread(self) -> None:
         """Check that this thread may wait for the turn, and has no open stream."""
@@ -503,34 +550,12 @@ class ParallelQueue(RequestQueue):
         """
         me = threading.get_ident()
         mine = [job for job in self._jobs() if job.thread == me and job.is_open]
-        if me == self._thread.ident or len(mine) >= n_most:
+        if (self._thread and me == self._thread.ident) or len(mine) >= n_most:
             raise BusyError
 
-    def cancel(self) -> None:
-        self._cancel_jobs()
-        super().cancel()
+    # ---- the thread of the engine
 
-    def _cancel_jobs(self) -> None:
-        for job in self._jobs():
-            job.generation.cancelled = True
-        self._inbox.put(None)
-
-    def stop(self) -> None:
-        """Cancel all requests finally, and wait until they and short callbacks have ended."""
-        self.is_closed = True
-        self._cancel_jobs()
-        end = time.monotonic() + _EXIT_S
-        while not self._is_idle.wait(_WAIT_S) and time.monotonic() < end:
-            if any(job.generation.called_back_s > _CALLBACK_S for job in self._jobs()):
-                return
-
-    def _jobs(self) -> list[QueuedRequest]:
-        return [*self._running, *self._queue]
-
-    # ---- the thread of the scheduler
-
-    def work(self, first: object) -> None:
-        self._receive(first)
+    def work(self) -> None:
         ticket = Ticket()
         while self._queue:
             try:
@@ -555,14 +580,8 @@ class ParallelQueue(RequestQueue):
             with suppress(ClosedError):
                 scheduler.forget()
 
-    def _receive(self, one: object) -> None:
-        if isinstance(one, QueuedRequest):
-            self._queue.append(one)
-
     def _drop_cancelled(self) -> None:
-        """Receive new requests, and end those that were cancelled while they wait."""
-        while not self._inbox.empty():
-            self._receive(self._inbox.get())
+        """End the requests that were cancelled while they wait."""
         for job in [*self._queue]:
             if job.end_cancelled():
                 self._queue.remove(job)
@@ -620,31 +639,21 @@ class ParallelQueue(RequestQueue):
         if is_awaited and time.monotonic() > self._collect_at:
             gc.collect()
             self._collect_at = time.monotonic() + _COLLECT_S
-        try:
-            self._receive(self._inbox.get(timeout=POLL_S))
-        except Empty:
-            return
+        with suppress(Empty):
+            self._wakes.get(timeout=POLL_S)
 
 
-def _serve(inbox: SimpleQueue[object], queue: ref[ParallelQueue]) -> None:
+def _serve(wakes: SimpleQueue[object], queue: ref[RequestQueue]) -> None:
     while True:
-        one = inbox.get()
+        wakes.get()
         alive = queue()
         if alive is None:
             return
-        alive.work(one)
-        del alive, one
+        alive.work()
+        del alive
 
 
-_listened: WeakSet[Stream] = WeakSet()
-
-
-@cache
-def _end_with_program() -> None:
-    cancel_with_program(_listened)
-
-
-_queues: WeakSet[ParallelQueue] = WeakSet()
+_queues: WeakSet[RequestQueue] = WeakSet()
 
 
 @atexit.register

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
@@ -30,7 +29,7 @@ class Stream(OfOneProcess):
         generation: Generation,
         chunks: Generator[Chunk, None, None],
         release: Callable[[], None],
-        listen: Callable[[Stream, Listener], bool],
+        listen: Callable[[Stream, Listener], None],
     ) -> None:
         """Create a stream.
 
@@ -38,12 +37,11 @@ class Stream(OfOneProcess):
             generation: The generation.
             chunks: Its chunks.
             release: Releases the models; repeated calls have no effect.
-            listen: Lets a thread of the engine compute a stream that nobody has read; returns
-                whether that does not use `chunks`.
+            listen: Lets the thread of the engine compute a stream that nobody has read, and then
+                release the models; `chunks` is not used.
         """
         self._release, self._close_asked = release, False
         self._begin_listening, self._is_listened = listen, False
-        self._computed_in = 0  # id of the thread of the engine
         # chunks of an aborted stream, not yet read
         self._left: deque[Chunk] = deque()
         self._generation, self._chunks = generation, chunks
@@ -141,7 +139,7 @@ class Stream(OfOneProcess):
     def listen(
         self, call: Callable[[Chunk | Ended], object], is_full: Callable[[], bool] = bool
     ) -> None:
-        """Let a thread of the engine compute the stream, and return at once.
+        """Let the thread of the engine compute the stream, and return at once.
 
         The engine keeps the stream until its end; `cancel` and `close` end it as ever.
 
@@ -160,19 +158,14 @@ class Stream(OfOneProcess):
             raise BusyError("this stream is read already, or closed.", _ONE_READER)
         self._is_listened = True
         try:
-            if self._begin_listening(self, Listener(call, is_full)):
-                self._chunks.close()
+            self._chunks.close()
+            self._begin_listening(self, Listener(call, is_full))
         except BaseException:
             self.close()
             raise
 
-    def compute(self, listener: Listener) -> None:
-        """Compute it in this thread, for `listen`."""
-        self._computed_in = threading.get_ident()
-        listener.read(self, lambda: self._generation.cancelled, self.close)
-
     def _check_reader(self) -> None:
-        if self._is_listened and self._computed_in != threading.get_ident():
+        if self._is_listened:
             raise BusyError("this stream is listened to.", _ONE_READER)
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -209,7 +202,7 @@ class Stream(OfOneProcess):
 _ONE_READER = "read a stream in one place only."
 
 
-def _refuse_listening(_stream: Stream, _listener: Listener) -> bool:
+def _refuse_listening(_stream: Stream, _listener: Listener) -> None:
     raise ForkedError
 
 

@@ -19,7 +19,7 @@ from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import Sampling
 from ..protocols.ollama import OPTIONS, SHOW
-from ..text.chat_template import names_read
+from ..text.jinja_sandbox import names_read
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
 from .streams import JsonAnswer

@@ -748,14 +748,14 @@ class DraftController(DraftTeam):
         """Return a new round with its expected and optimistic costs."""
         n_past, target, batch = self.target.n_past, self.known.target, self.batches.target
         pending, n = start - n_past, k + 1
-        python_s = self.known.per_token.seconds
+        python_s, is_alone = self.known.per_token.seconds, batch.is_alone
         rate = max(
-            self._tokens / self._seconds if self._seconds and batch.is_alone else 0.0,
+            self._tokens / self._seconds if self._seconds and is_alone else 0.0,
             1 / (batch.seconds(target, 1, n_past) + python_s),
         )
         passes_s = batch.passes_s(target, pending, n, n_past)
         prices = Prices(rate, passes_s, python_s, *self._replay(pending, k, n_past))
-        explores = self._exploration.is_due() and k > 0 and not self.fixed and batch.is_alone
+        explores = self._exploration.is_due() and k > 0 and not self.fixed and is_alone
         hopeful = (
             prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
         )

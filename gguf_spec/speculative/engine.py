@@ -17,20 +17,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..arrays import Logits
 from ..passes import LanguageModel
 from ..results import TokenLogprob
 from ..sampling.chain import Sampler
-from .acceptance import Accept, Rows, coupled
-from .drafters import Drafter
+from .acceptance import Accept, Draft, Rows, coupled
 from .prefix import read_on, retain_prefix
 
 Choice = tuple[list[int], list[int], list[TokenLogprob]]
 """Tokens of a round, indices of those that are near ties, and log-probabilities if asked for."""
 Choose = Callable[[Logits, Sequence[int], Sequence[int], bool], Choice]
 """(rows, text, draft, whether near ties are looked for) -> the choice by the rule `coupled`."""
+
+
+class Drafter(Protocol):
+    """Source of drafts; like a model it gets all tokens, and reads those that are new to it."""
+
+    def keep(self, prompt: Sequence[int]) -> None:
+        """Retain the longest prefix of `prompt` that was read, at the start of a request."""
+
+    def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Read the prompt if it is expected to be used, pass by pass until `cancelled()`."""
+
+    def draft(self, tokens: Sequence[int], k: int, /) -> Draft:
+        """Propose at most `k` tokens to follow `tokens`; fewer or none are allowed."""
+
+    def learn(self, tokens: Sequence[int], rows: Logits, /) -> None:
+        """Observe the emitted tokens that followed the start of the last draft.
+
+        `rows` are the target's at these positions, shape `(n, V)`, n >= len(tokens).
+        """
+
+    def rollback(self, to: int) -> None:
+        """Remove from the cache all tokens after the first `to`."""
 
 
 class RoundRule(NamedTuple):

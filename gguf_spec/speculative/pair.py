@@ -196,9 +196,13 @@ class ModelPair(Generic[S]):
         The noise is the shift of logits against those of single-row passes.
         """
         # A common pass may have the largest width, for any draft of one request.
-        shares = len(self.slots) > 1
-        widest = self.profile.widest(speculation.exact) - 1
-        return self.profile.logit_noise(widest if shares else self.most_drafted(speculation))
+        shared, own = self.profile.widest(speculation.exact) - 1, self.most_drafted(speculation)
+        return self.profile.logit_noise(shared if self.shares_passes else own)
+
+    @property
+    def shares_passes(self) -> bool:
+        """Whether a pass may be for several requests."""
+        return len(self.slots) > 1
 
     def scheduler(self, before: Scheduler[S] | None = None) -> Scheduler[S]:
         """Return the scheduler over the slots of the contexts.
@@ -235,7 +239,7 @@ class ModelPair(Generic[S]):
                 requests share passes.
         """
         allowed = ""
-        if len(self.slots) > 1:
+        if self.shares_passes:
             allowed = "False with parallel requests: on this machine their passes are not exact"
         elif not (self.target.can_roll_back or self.target.why_plain):
             allowed = (
@@ -300,7 +304,7 @@ class ModelPair(Generic[S]):
             failures[name] = failure(name, error)
         known.chances.add({one.name: one.priors for one in texts})
         widest = self.profile.widest(speculation.exact)
-        if len(self.slots) > 1:
+        if self.shares_passes:
             widest = min(widest, slots.target.free_rollback + 1)
         controller = DraftController(
             slots.target,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..results import Part
 from ..vocabulary import Vocabulary, n_open
-from .reasoning import ReasoningFormat, State
+
+if TYPE_CHECKING:
+    from .reasoning import ReasoningFormat, State
 
 
 class TextStream:

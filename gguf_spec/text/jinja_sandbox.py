@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import markupsafe
@@ -69,7 +69,7 @@ _METHODS = {
 # types with a short text, and types that filters accept
 _PLAIN = (str, int, float, type(None), jinja2.Undefined)
 _CONTAINERS = (str, list, tuple, dict, *_PLAIN)
-__all__ = ["TemplateFailure", "render"]
+__all__ = ["TemplateFailure", "names_read", "render", "template_fault"]
 # characters of a template
 MAX_SOURCE = 1 << 20
 # characters of the output, in addition to the length of the messages
@@ -84,6 +84,14 @@ _START = (
     "import runpy, sys; sys.path[:0] = sys.argv[2:]; "
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
+
+
+# Variables of Jinja, or that only this package sets.
+_RESERVED = frozenset((
+    "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "tool_choice",
+    "functions", "function_call", "raise_exception", "strftime_now", "namespace", "range", "loop",
+    "dict", "lipsum", "cycler", "joiner", "self", "super", "caller", "varargs", "kwargs",
+))  # fmt: skip
 
 
 class _Unsure(Exception):
@@ -281,3 +289,79 @@ def _render_in_child(source: str, values: str, most: int) -> str:
     if "error" in answer:
         raise TemplateFailure(answer["error"])
     return str(answer["text"])
+
+
+# ---- what a source says: it is only parsed, and no constant is computed
+
+
+@functools.lru_cache(maxsize=8)
+def names_read(template: str) -> frozenset[str]:
+    """Return the variables that a template reads before it sets them; none if it is broken.
+
+    The source is only parsed: no constant is computed.
+    """
+    first: dict[str, bool] = {}
+    if len(template) > MAX_SOURCE:
+        return frozenset()
+    try:
+        tree = make_environment(ImmutableSandboxedEnvironment).parse(template)
+        set_here = _RESERVED.union(one.name for one in tree.find_all(nodes.Macro))
+        for one in tree.find_all(nodes.Name):
+            first.setdefault(one.name, one.ctx == "load" and one.name not in set_here)
+    except (jinja2.TemplateError, ValueError, RecursionError):  # also a number of 5,000 digits
+        return frozenset()
+    return frozenset(name for name, is_read in first.items() if is_read)
+
+
+class TemplateFault(NamedTuple):
+    """What is wrong with a template, whatever the messages are.
+
+    Attributes:
+        text: The fact, with its line.
+        name: The name that is not known; empty for other faults.
+    """
+
+    text: str
+    name: str = ""
+
+
+@functools.lru_cache(maxsize=8)
+def template_fault(template: str) -> TemplateFault | None:
+    """Return the first fault of a template: its syntax, or a filter, test or function not known.
+
+    The source is only parsed. A function that the template looks for (`is defined`) is no fault.
+    """
+    environment = make_environment(ImmutableSandboxedEnvironment)
+    if len(template) > MAX_SOURCE:
+        return TemplateFault(f"it has {len(template):,} characters, more than {MAX_SOURCE:,}")
+    try:
+        tree = environment.parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        text = " ".join(str(error.message)[:200].split())
+        text = "".join(one if one.isprintable() else "?" for one in text).rstrip(".")
+        return TemplateFault(f"line {error.lineno}: {text}")
+    except (jinja2.TemplateError, ValueError, RecursionError):
+        return TemplateFault("it cannot be parsed")
+    tested = {
+        one.node.name for one in tree.find_all(nodes.Test) if isinstance(one.node, nodes.Name)
+    }
+    made = {one.name for one in tree.find_all(nodes.Name) if one.ctx != "load"} | tested
+    made.update(one.name for one in tree.find_all(nodes.Macro))
+    known = (_RESERVED | environment.globals.keys() | made) - {"messages", "tools"}
+    filters, tests = environment.filters, environment.tests
+    named = [
+        *(
+            (one, "filter", one.name)
+            for one in tree.find_all(nodes.Filter)
+            if one.name not in filters
+        ),
+        *((one, "test", one.name) for one in tree.find_all(nodes.Test) if one.name not in tests),
+        *(
+            (one, "function", one.node.name)
+            for one in tree.find_all(nodes.Call)
+            if isinstance(one.node, nodes.Name) and one.node.name not in known
+        ),
+    ]
+    for one, kind, name in sorted(named, key=lambda found: found[0].lineno):
+        return TemplateFault(f"line {one.lineno}: there is no {kind} {name[:60]!r}", name)
+    return None

@@ -6,15 +6,38 @@ in another form is only used for a template that needs it.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from ..options import Message
+from ..options import Message, Tools, well_formed
 
 Messages = Sequence[Message]
 # Writes calls, names with arguments, as text.
 Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
+
+
+class Calls(Protocol):
+    """How the calls of a model are written; `tools.families.Family` says it for each family."""
+
+    @property
+    def prompted(self) -> str:
+        """Marker of a call that the prompt has already written."""
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether an answer may have several calls."""
+
+    @property
+    def id_length(self) -> int:
+        """Number of letters and digits that the template demands of an id; 0 for any."""
+
+    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]], /) -> str:
+        """Return calls, names with arguments, as text."""
 
 
 @dataclass(frozen=True)
@@ -189,3 +212,176 @@ def _conversation(roles: str) -> tuple[list[dict[str, Any]], list[str]]:
             message |= {"tool_call_id": "call00000", "name": "look"}
         messages.append(message)
     return messages, words
+
+
+# ---- calls and results of earlier messages, and tools
+
+# A template that reads the tools from the system message, as JSON text.
+_IN_SYSTEM = re.compile(r"\bmessage\s*(?:\.\s*tools\b|\[\s*['\"]tools['\"]\s*\])")
+# What the message of the system says about tools, where a template does not.
+_TOOLS_IN_TEXT = """\
+You can use these tools, one in each line:
+{tools}
+
+To use one, answer with a call in this form, and wait for its result. Several calls may follow \
+each other.
+{call}"""
+_PLACE = "_place_of_calls"
+# Placeholders of calls: a number between two equal private-use characters.
+_PLACES = re.compile('"?([\U00100000-\U0010fffd])[0-9]+\\1"?')
+
+
+def with_tools_in_text(messages: Messages, tools: Tools, calls: Calls) -> list[dict[str, Any]]:
+    """Return the messages of a chat with tools for a template that has none.
+
+    The message of the system describes tools and calls, and calls and results become text.
+    """
+    found = with_results_of_user(with_calls_in_text(messages, calls.write))
+    shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    form = calls.write([("NAME", {"ARGUMENT": "VALUE"})])
+    text = _TOOLS_IN_TEXT.format(tools=shown, call=form)
+    if found and found[0]["role"] == "system":
+        text = f"{found.pop(0)['content']}\n\n{text}"
+    return [{"role": "system", "content": text}, *found]
+
+
+@dataclass(frozen=True)
+class ToolHistory:
+    """Messages for one template.
+
+    Attributes:
+        messages: A call that the template does not render is a placeholder at the end of a content.
+        places: Placeholder -> the call in the model's syntax, or its arguments.
+    """
+
+    messages: list[dict[str, Any]]
+    places: Mapping[str, str]
+
+    def render(self, render: Callable[[Messages], str], contents: Messages) -> str:
+        """Return the prompt for other contents of the messages, with all calls."""
+        filled = []
+        for new, fitted in zip(contents, self.messages, strict=True):
+            filled.append({k: v for k, v in new.items() if k != _PLACE})
+            if place := fitted.get(_PLACE):
+                filled[-1]["content"] += place
+        text = render(filled)
+        # in one search: there may be thousands of places
+        return _PLACES.sub(self._filled, text)
+
+    def _filled(self, match: re.Match[str]) -> str:
+        """Return the text of a place; quotes around it belong to it only as JSON."""
+        whole, place = match[0], match[0].strip('"')
+        return self.places.get(whole) or whole.replace(place, self.places.get(place, place))
+
+
+def tool_history(
+    messages: Messages, template: str, calls: Calls, tools: Tools | None
+) -> ToolHistory:
+    """Fit tools, calls and their results to a template.
+
+    - Ids get the length that the template demands.
+    - Several calls of a message become several messages where the template renders only one.
+    - Calls become text where the template renders none.
+    - Arguments that are no JSON are written as they are.
+    - Tools become a field of the system message where the template reads them there.
+    """
+    fitted = [dict(message) for message in messages]
+    if calls.id_length:
+        fitted = [_with_ids(message, calls.id_length) for message in fitted]
+    if not calls.is_parallel:
+        fitted = _one_call_each(fitted)
+    if tools and _IN_SYSTEM.search(template):
+        text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        if not fitted or fitted[0]["role"] != "system":
+            fitted = [{"role": "system", "content": ""}, *fitted]
+        fitted[0] = {**fitted[0], "tools": text}
+    places: dict[str, str] = {}
+    called = [message for message in fitted if message.get("tool_calls")]
+    taken = json.dumps(fitted, default=str, ensure_ascii=False) + template if called else ""
+    (mark,) = unused(taken, 1, 0x100000) if called else ("",)
+    for i, message in enumerate(called):
+        functions = [call["function"] for call in message["tool_calls"]]
+        if "tool_calls" not in template:
+            del message["tool_calls"]
+            written = [(one["name"], object_of(one["arguments"])) for one in functions]
+            text = calls.write(written).removeprefix(calls.prompted)
+            message[_PLACE] = place = f"{mark}{i}{mark}"
+            places[place] = ("\n" if message["content"] else "") + text
+        elif any(isinstance(one["arguments"], str) for one in functions):
+            # A text that is no JSON, such as that of a cut call, stands there as it is.
+            some = []
+            for j, call in enumerate(message["tool_calls"]):
+                function = call["function"]
+                if isinstance(given := function["arguments"], str):
+                    place = f"{mark}{i:09}{j:09}{mark}"
+                    places |= {place: given, f'"{place}"': given}
+                    function = {**function, "arguments": place}
+                some.append({**call, "function": function})
+            message["tool_calls"] = some
+    return ToolHistory(fitted, places)
+
+
+def with_text_arguments(messages: Messages, as_text: bool = True) -> list[dict[str, Any]]:
+    """Return messages whose calls have their arguments as JSON text, or as objects."""
+    found = [dict(one) for one in messages]
+    for message in found:
+        if message.get("tool_calls"):
+            message["tool_calls"] = calls = [dict(call) for call in message["tool_calls"]]
+            for call in calls:
+                arguments = call["function"]["arguments"]
+                if as_text and not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                arguments = arguments if as_text else object_of(arguments)
+                call["function"] = {**call["function"], "arguments": arguments}
+    return found
+
+
+def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
+    if message.get("tool_calls"):
+        calls = [{**call, "id": _id(call.get("id"), length)} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _id(message["tool_call_id"], length)}
+    return message
+
+
+def _id(given: object, length: int) -> str:
+    """Return an id of some length: the given one, or one that follows from it."""
+    text = well_formed(str(given))
+    if len(text) == length and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with one call each, and the result of each call after it."""
+    fitted, at = list[dict[str, Any]](), 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            fitted.append(message)
+            continue
+        end = at
+        while end < len(messages) and messages[end]["role"] == "tool":
+            end += 1
+        results, at = messages[at:end], end
+        for i, call in enumerate(calls):
+            first = message if i == 0 else {"role": message["role"], "content": ""}
+            fitted.append({**first, "tool_calls": [call]})
+            fitted += [one for one in results if one.get("tool_call_id") == call.get("id")]
+        ids = [call.get("id") for call in calls]
+        fitted += [one for one in results if one.get("tool_call_id") not in ids]
+    return fitted
+
+
+def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
+    """Return private-use characters that are not in a text, from the plane of a code point on.
+
+    They have no upper or lower case and are not white space.
+    """
+    found: set[str] = set()
+    while len(found) < n:
+        if (mark := chr(first + secrets.randbelow(0xFFFE))) not in taken:
+            found.add(mark)
+    return [*found]

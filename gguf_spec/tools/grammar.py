@@ -9,10 +9,11 @@ from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
 from ..grammar.automaton import Automaton, limited_work, quoted
-from ..grammar.json_schema import Dropped, dropping, faults_of, grammar_of, to_rules
+from ..grammar.json_schema import Dropped, dropping, grammar_of, to_rules
+from ..grammar.schemas import faults_of
 from .families import HARMONY, Family, ToolUse
-from .notations import Sym, symbols, until
 from .reader import read_answer, reader_of
+from .rules import Sym, call_rules, symbols, until
 from .source import words_of
 
 # The name of a tool, or None for the schema of the answer -> the keywords that are not enforced.
@@ -169,7 +170,7 @@ def _calls(use: ToolUse, family: Family, sym: Sym, dropped: DroppedBy) -> Iterat
         prefix = f"t{i}-"
         try:
             with _dropping(dropped, name, name in use.strict):
-                rules = family.call.rule(name, {"type": "object", **schema}, prefix, sym)
+                rules = call_rules(family.call, name, {"type": "object", **schema}, prefix, sym)
                 rules = _checked(rules, f"{prefix}call")
             yield from rules
         except (InvalidOptionError, RecursionError) as error:
@@ -179,7 +180,7 @@ def _calls(use: ToolUse, family: Family, sym: Sym, dropped: DroppedBy) -> Iterat
                 raise ToolSchemaError(name, error) from None
             reason = str(getattr(error, "reason", error)).rstrip(".")[:200]
             dropped[name] = [Dropped("#", "the whole schema", "", reason)]
-            yield from family.call.rule(name, {"type": "object"}, prefix, sym)
+            yield from call_rules(family.call, name, {"type": "object"}, prefix, sym)
 
 
 def _checked(rules: list[str], first: str) -> list[str]:

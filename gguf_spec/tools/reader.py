@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..grammar.json_schema import faults_of
+from ..grammar.schemas import faults_of
 from ..vocabulary import n_open
 from .families import Family, ToolUse
 from .notations import Schemas

@@ -27,11 +27,11 @@ import yaml
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.bench.workloads import LONG_WORKLOADS, WORKLOADS
+from gguf_spec.options import read_options
 from gguf_spec.runtime.prompt import encode
 from gguf_spec.sampling.chain import Sampler
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection
-from gguf_spec.text.chat_template import read_options
 from gguf_spec.verify import bundled_prompts
 
 TRACES = Path(__file__).resolve().parents[2] / "tests" / "data" / "traces.json.gz"

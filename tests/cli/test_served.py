@@ -16,7 +16,7 @@ from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.batch import Batch, LineDefaults
 from gguf_spec.errors import GgufSpecError, NoTokenLeftError
 from gguf_spec.options import IMAGE_IDS
-from gguf_spec.runtime.stream import Stream
+from gguf_spec.runtime.generation import StatsRecorder
 from gguf_spec.server import (
     ModelPool,
     Settings,
@@ -329,12 +329,12 @@ def test_a_server_that_ends_in_the_middle_is_named():
 
 
 def test_an_error_in_the_middle_of_an_answer_is_that_of_the_model(llm, monkeypatch):
-    def fail(_):
+    def fail(*_):
         raise NoTokenLeftError
 
     with llm.stream("Once", Sampling(seed=1, max_tokens=50)) as stream:
         assert next(stream).tokens
-        monkeypatch.setattr(Stream, "__next__", fail)
+        monkeypatch.setattr(StatsRecorder, "round_is_done", fail)
         with pytest.raises(GgufSpecError, match=str(NoTokenLeftError())[:30]):
             list(stream)
 

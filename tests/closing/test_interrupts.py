@@ -227,3 +227,37 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(gguf_dir, monkeypat
             f"{described(place)}: {counts}"
         )
     assert counts["llama_model_free"] > 12
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=slow)])
+def test_an_interrupt_anywhere_in_listen_leaves_the_turn_to_the_engine_or_to_nobody(gguf_dir, step):
+    """The engine never computes while another thread has the turn."""
+    way, sampling = (
+        Bytecodes(["runtime/stream.py", "runtime/request_queue.py"]),
+        Sampling(seed=1, max_tokens=8, ignore_eos=True),
+    )
+    goes_on, n_computed = threading.Event(), 0
+    with gguf_spec.load(
+        gguf_dir / "llama.gguf", None, threads=1, n_ctx=128, extra_bufts=False
+    ) as llm:
+        right = llm.generate("ab", sampling).tokens
+
+        def listen():
+            llm.stream("abc", sampling).listen(lambda _: goes_on.wait(60))
+
+        goes_on.set()
+        listen()  # its thread runs
+        places = way.places(listen)
+        for place in places[::step]:
+            llm.snapshot()
+            goes_on.clear()
+            with contextlib.suppress(KeyboardInterrupt):
+                way.run(listen, place)
+            for job in llm._queue._jobs():
+                n_computed += 1
+                assert llm._queue.first is job.ticket, described(place)
+            goes_on.set()
+            assert llm.generate("ab", sampling).tokens == right, described(place)
+            assert llm._queue.first is None, described(place)
+    assert (len(places) > 200, n_computed > 3) == (True, True)

@@ -8,8 +8,8 @@ import pytest
 import gguf_spec
 from gguf_spec import Part, Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError, OptionConflictError, SessionError
-from gguf_spec.text.chat_template import names_read
 from gguf_spec.text.detokenizer import PartStream, joined
+from gguf_spec.text.jinja_sandbox import names_read
 from gguf_spec.text.reasoning import reasoning_format
 from tests.support import reasoners, tiny
 

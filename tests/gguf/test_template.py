@@ -4,7 +4,7 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.errors import TemplateError
 from gguf_spec.server import serve_in_thread
-from gguf_spec.text.chat_template import template_fault
+from gguf_spec.text.jinja_sandbox import template_fault
 from tests.server.conftest import ask
 from tests.support import tiny
 

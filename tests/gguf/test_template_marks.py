@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import TemplateError
-from gguf_spec.text.chat_template import PromptOptions, _joined, encode_chat
+from gguf_spec.options import PromptOptions
+from gguf_spec.text.chat_template import _joined
+from gguf_spec.text.templates import encode_chat
 from tests.support import tiny
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.

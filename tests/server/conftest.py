@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import gguf_spec
-from gguf_spec.runtime.stream import Stream
+from gguf_spec.runtime.generation import StatsRecorder
 from gguf_spec.server import serve_in_thread
 from tests.support import tiny
 
@@ -121,14 +121,14 @@ def ask_text(server, headers=(), **fields):
 @pytest.fixture
 def failing_streams(monkeypatch):
     """Every answer fails after a few tokens, by an error with a secret."""
-    real = Stream.__next__
+    real = StatsRecorder.round_is_done
 
-    def fail(self):
+    def fail(self, *given):
         if self.stats.n_generated > 3:
             raise RuntimeError("a secret")
-        return real(self)
+        return real(self, *given)
 
-    monkeypatch.setattr(Stream, "__next__", fail)
+    monkeypatch.setattr(StatsRecorder, "round_is_done", fail)
 
 
 @contextlib.contextmanager

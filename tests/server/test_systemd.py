@@ -96,21 +96,21 @@ def test_the_interval(monkeypatch, usec, pid, seconds):
 
 def test_the_progress_of_a_server(tmp_path, monkeypatch):
     """An idle server has nothing to do; one that answers counts; one that hangs does not."""
-    from gguf_spec.runtime.stream import Stream
+    from gguf_spec.runtime.generation import StatsRecorder
 
     path = tiny.write(tmp_path / "m.gguf")
-    seen, advance = [], Stream.__next__
+    seen, advance = [], StatsRecorder.round_is_done
     with (
         gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
         serve_in_thread(llm) as server,
     ):
         assert server.progress() is None
 
-        def watched(stream):
+        def watched(*given):
             seen.append(server.progress())
-            return advance(stream)
+            return advance(*given)
 
-        monkeypatch.setattr(Stream, "__next__", watched)
+        monkeypatch.setattr(StatsRecorder, "round_is_done", watched)
         assert ask_chat(server, max_tokens=5).status == 200
         assert None not in seen
         assert seen == sorted(set(seen))

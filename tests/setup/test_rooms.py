@@ -51,10 +51,12 @@ WITHOUT_NUMPY = [
     "engine",
     "images",
     "runtime.chat",
+    "text.chat_template",
     "text.detokenizer",
     "text.infill",
     "text.reasoning",
     "options",
+    "tools.reader",
     "vocabulary",
 ]
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 import gguf_spec
-from gguf_spec.text.chat_template import reads_tools, tool_history, with_text_arguments
 from gguf_spec.text.jinja_sandbox import render
-from gguf_spec.tools.families import family_of
+from gguf_spec.text.turns import tool_history, with_text_arguments
+from gguf_spec.tools.families import family_of, marked_family, reads_tools
 from gguf_spec.tools.reader import ToolReader, read_answer
 from tests.support import tiny, tool_models
 from tests.support.tool_examples import SCHEMAS, use
@@ -64,8 +64,12 @@ def conversation(n):
     ]
 
 
+def fitted(messages, template, tools):
+    return tool_history(messages, template, marked_family(template), tools)
+
+
 def rendered(template, messages):
-    history = tool_history(messages, template, TOOLS)
+    history = fitted(messages, template, TOOLS)
 
     def one(contents):
         values = {"messages": contents, "tools": TOOLS}
@@ -116,11 +120,11 @@ def test_each_call_is_followed_by_its_result():
 
 def test_ids_that_fit_are_kept_and_others_belong_together():
     messages = conversation(1)
-    history = tool_history(messages, TEMPLATES["mistral-args"], None).messages
+    history = fitted(messages, TEMPLATES["mistral-args"], None).messages
     id_ = history[1]["tool_calls"][0]["id"]
     assert (len(id_), history[2]["tool_call_id"]) == (9, id_)
     messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = "abc123XYZ"
-    history = tool_history(messages, TEMPLATES["mistral-args"], None).messages
+    history = fitted(messages, TEMPLATES["mistral-args"], None).messages
     assert history[1]["tool_calls"][0]["id"] == history[2]["tool_call_id"] == "abc123XYZ"
 
 
@@ -131,7 +135,7 @@ def test_tools_in_the_system_message():
         "<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}{{ message.content }}{% endfor %}"
     )
     for before in ([], [{"role": "system", "content": "Be brief."}]):
-        history = tool_history([*before, *conversation(1)[:1]], template, TOOLS)
+        history = fitted([*before, *conversation(1)[:1]], template, TOOLS)
         text = history.render(lambda ms: render(template, {"messages": ms}), history.messages)
         tools = json.loads(text.partition("<|tool|>")[2].partition("<|/tool|>")[0])
         assert [one["name"] for one in tools] == ["weather", "ping"]

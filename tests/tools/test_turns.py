@@ -5,8 +5,10 @@ import itertools
 import pytest
 
 import gguf_spec
-from gguf_spec.text.chat_template import Needs, encode_chat, template_needs, tool_history
 from gguf_spec.text.jinja_sandbox import render
+from gguf_spec.text.templates import encode_chat, template_needs
+from gguf_spec.text.turns import Needs, tool_history
+from gguf_spec.tools.families import marked_family
 from tests.support import tiny
 
 # What the loop does with a message of the system, with the order of turns, and with tools.
@@ -113,7 +115,7 @@ class Templated:
 
 def own_result(template, messages):
     """What the template makes of the messages, if it takes them and leaves out nothing."""
-    history = tool_history(messages, template, None)
+    history = tool_history(messages, template, marked_family(template), None)
     values = {"add_generation_prompt": True, "tools": None, "bos_token": "", "eos_token": ""}
     try:
         text = history.render(

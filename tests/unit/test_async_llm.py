@@ -13,7 +13,7 @@ import gguf_spec
 from gguf_spec import AsyncLLM, Sampling, Speculation
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, EventLoopError
 from gguf_spec.runtime import async_llm
-from gguf_spec.runtime.stream import Stream
+from gguf_spec.runtime.generation import StatsRecorder
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
 TABLES = [random_table(np.random.default_rng(seed), 6) for seed in (5, 6)]
@@ -33,14 +33,14 @@ def llm():
 @pytest.fixture
 def rounds(monkeypatch):
     """Count the rounds; each takes a millisecond, so that a long one outlasts a test."""
-    quick, n = Stream.__next__, []
+    quick, n = StatsRecorder.round_is_done, []
 
-    def counted(self):
+    def counted(*given):
         n.append(1)
         time.sleep(0.001)
-        return quick(self)
+        return quick(*given)
 
-    monkeypatch.setattr(Stream, "__next__", counted)
+    monkeypatch.setattr(StatsRecorder, "round_is_done", counted)
     return n
 
 

@@ -10,7 +10,8 @@ from gguf_spec.errors import GrammarTooLargeError, InvalidOptionError
 from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.grammar import json_schema
 from gguf_spec.grammar.automaton import Automaton
-from gguf_spec.grammar.json_schema import dropping, faults_of, to_gbnf
+from gguf_spec.grammar.json_schema import dropping, to_gbnf
+from gguf_spec.grammar.schemas import faults_of
 from tests.support.fakes import with_few_calls
 
 

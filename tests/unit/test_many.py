@@ -19,7 +19,7 @@ from gguf_spec.errors import (
     TemplateError,
 )
 from gguf_spec.runtime import many
-from gguf_spec.runtime.stream import Stream
+from gguf_spec.runtime.generation import StatsRecorder
 from tests.support.bytecodes import Bytecodes, described
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -213,16 +213,16 @@ def test_a_wrong_type_inside_of_a_prompt_is_raised(llm):
 
 def test_ctrl_c_cancels_all(llm, monkeypatch):
     """The running one after its round, and those that wait do not begin."""
-    quick, n, third = Stream.__next__, [], iter([1, 1, 0])
+    quick, n, third = StatsRecorder.round_is_done, [], iter([1, 1, 0])
 
-    def slow(self):
+    def slow(*given):
         n.append(1)
         if not next(third, 1):  # one signal alone, whichever thread is the third
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         time.sleep(0.01)
-        return quick(self)
+        return quick(*given)
 
-    monkeypatch.setattr(Stream, "__next__", slow)
+    monkeypatch.setattr(StatsRecorder, "round_is_done", slow)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

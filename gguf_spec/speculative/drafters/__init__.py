@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Drafter, Kind, NoDrafter, Proposal, TextDrafter, TokenDrafter
+from .base import Kind, NoDrafter, Proposal, TextDrafter, TokenDrafter
 from .model import (
     MODELS,
     N_CONFIDENCE_BUCKETS,
@@ -28,7 +28,6 @@ __all__ = [
     "DraftCorrection",
     "DraftStore",
     "DraftTeam",
-    "Drafter",
     "FirstRead",
     "HeadDrafter",
     "Kind",

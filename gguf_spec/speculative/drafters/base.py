@@ -1,4 +1,4 @@
-"""Protocols of drafters, and plain decoding."""
+"""Protocols of drafters of single tokens, and plain decoding."""
 
 from __future__ import annotations
 
@@ -11,28 +11,6 @@ from ..acceptance import Draft
 
 Kind = tuple[str, int]
 """A drafter's name, and the number of a bucket of its proposals, higher for surer ones."""
-
-
-class Drafter(Protocol):
-    """Source of drafts; like a model it gets all tokens, and reads those that are new to it."""
-
-    def keep(self, prompt: Sequence[int]) -> None:
-        """Retain the longest prefix of `prompt` that was read, at the start of a request."""
-
-    def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Read the prompt if it is expected to be used, pass by pass until `cancelled()`."""
-
-    def draft(self, tokens: Sequence[int], k: int, /) -> Draft:
-        """Propose at most `k` tokens to follow `tokens`; fewer or none are allowed."""
-
-    def learn(self, tokens: Sequence[int], rows: Logits, /) -> None:
-        """Observe the emitted tokens that followed the start of the last draft.
-
-        `rows` are the target's at these positions, shape `(n, V)`, n >= len(tokens).
-        """
-
-    def rollback(self, to: int) -> None:
-        """Remove from the cache all tokens after the first `to`."""
 
 
 class NoDrafter:

@@ -11,7 +11,6 @@ import os
 import queue
 import random
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from llama_cpp import llama_cpp as C
 from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from gguf_spec import LLM, Chunk, Completion, Speculation, Stream, TokenLogprob, load
+from gguf_spec import LLM, Chunk, Completion, Ended, Speculation, Stream, TokenLogprob, load
 from gguf_spec.errors import (
     ClosedError,
     ForkedError,
@@ -1172,52 +1171,34 @@ def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
     return {"content": content, "refusal": None}
 
 
-def _next(ready: queue.SimpleQueue[Any], writer: threading.Thread) -> Any:
-    """Wait for the next item of a thread, which is not there after a fork or at the end."""
+def _next(ready: queue.SimpleQueue[Chunk | Ended], pid: int) -> Chunk | Ended:
+    """Wait for the next event of the engine, which does not go on after a fork or at the end."""
     while True:
         try:
             return ready.get(timeout=_WAIT_S)
         except queue.Empty:
             if sys.is_finalizing():
                 raise ClosedError from None
-            if not writer.is_alive() and ready.empty():
+            if os.getpid() != pid:
                 raise ForkedError from None
 
 
 def _pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
-    """Yield the chunks of a stream that a background thread reads.
+    """Yield the chunks of a stream that the engine computes, whether they are read or not.
 
-    The LLM is locked while a stream is open. Frameworks read each chunk in another thread of a
-    pool, keep iterators that they do not read to the end, and open more iterators than the pool has
-    threads. With the background thread, the reader does not decide when the next request can begin.
-    Closing or dropping the iterator cancels the stream after the current round.
+    Frameworks read each chunk in another thread of a pool, keep iterators that they do not read to
+    the end, and open more iterators than the pool has threads. So the reader must not decide when
+    the next request can begin. Closing or dropping the iterator cancels the stream after the
+    current round.
 
     Args:
-        open_stream: Opens the stream; called in the background thread.
+        open_stream: Opens the stream; called when the first chunk is read.
     """
-    ready: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
-    dropped = threading.Event()
-    opened: list[Stream] = []
-
-    def read() -> None:
-        try:
-            with open_stream() as stream:
-                opened.append(stream)
-                if dropped.is_set():  # while this thread waited for the LLM
-                    stream.cancel()
-                stream.run_to_end(ready.put)
-            ready.put(None)
-        except BaseException as error:  # raised again in the thread of the reader
-            ready.put(error)
-
-    try:
-        thread = threading.Thread(target=read, name="gguf-spec-stream", daemon=True)
-        thread.start()
-        while (one := _next(ready, thread)) is not None:
-            if isinstance(one, BaseException):
-                raise one
+    ready: queue.SimpleQueue[Chunk | Ended] = queue.SimpleQueue()
+    pid = os.getpid()
+    with open_stream() as stream:
+        stream.listen(ready.put)
+        while isinstance(one := _next(ready, pid), Chunk):
             yield one
-    finally:
-        dropped.set()
-        for stream in opened:
-            stream.cancel()
+    if one.error:
+        raise one.error
