@@ -65,7 +65,7 @@ def long_call(function: Callable[..., Any], *arguments: Any) -> Any:
     Raises:
         SystemExit: As `end_with_program`.
     """
-    if threading.current_thread() is threading.main_thread():
+    if threading.get_ident() == threading.main_thread().ident:
         return function(*arguments)
     key = object()
     try:
@@ -232,7 +232,8 @@ class Native(OfOneProcess):
     def decode(self) -> int:
         """Decode the batch, wait until it is done, and return llama.cpp's code."""
         self.has_copies = False
-        return int(long_call(_decode_and_wait, self._contexts[0], self._batches[0]))
+        code: int = long_call(_decode_and_wait, self._contexts[0], self._batches[0])
+        return code
 
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
         """Return a view of `n_rows` rows of logits, starting at the batch's token `first`.

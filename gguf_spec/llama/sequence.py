@@ -367,9 +367,11 @@ class CachedSequence:
         if self.n_past + n > self.n_ctx:
             what = f"the context holds {self.n_ctx}"
             raise DecodeError(1, self.n_past, n, what)
-        # in plain decoding one token
-        low, high = (min(tokens), max(tokens)) if n > 1 else (tokens[0],) * 2 if n else (0, 0)
-        if not 0 <= low <= high < self.n_vocab:
+        if n == 1:  # plain decoding
+            is_known = 0 <= tokens[0] < self.n_vocab
+        else:
+            is_known = 0 <= min(tokens, default=0) <= max(tokens, default=0) < self.n_vocab
+        if not is_known:
             raise InvalidOptionError("tokens", list(tokens), f"ids from 0 to {self.n_vocab - 1}")
 
     def read(self, tokens: Sequence[int]) -> None:

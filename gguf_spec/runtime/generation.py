@@ -459,9 +459,11 @@ class Generation:
             parts += [(part, False) for part in visible.finish()]
             self.finish = cut
         text, reasoning, shown, whole = joined(parts)
-        self.text.append(text)
-        self.reasoning.append(reasoning)
-        self.accepted_text += shown
+        if text:
+            self.text.append(text)
+            self.accepted_text += shown
+        if reasoning:
+            self.reasoning.append(reasoning)
         n_accepted = min(n_accepted, len(tokens))
         return Chunk(
             text, tuple(tokens), one.n_drafted, n_accepted, cut, shown, logprobs, reasoning, whole

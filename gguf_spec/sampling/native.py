@@ -129,7 +129,10 @@ def is_possible(sampler: Sampler, noise: float) -> bool:
 def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chosen] | None:
     """Return the sampler of a library of kernels; None where it has not all of a chain."""
     found = functions(library) if is_possible(sampler, noise) else None
-    return NativeSampler(found, sampler, noise).choose if found else None
+    if not found:
+        return None
+    one = NativeSampler(found, sampler, noise)
+    return one.choose if sampler.filters.dry else one.choose_together
 
 
 class NativeSampler:
@@ -202,11 +205,11 @@ class NativeSampler:
         """
         dry = self._sampler.filters.dry
         if dry is None:
-            return self._choose(logits, history, draft, checks, None)
+            return self.choose_together(logits, history, draft, checks)
         found = Chosen([], [], [])
         for i, row in enumerate(logits):
             past = [*history, *draft[:i]]
-            one = self._choose(row[None], past, (), checks, dry(past))
+            one = self.choose_together(row[None], past, (), checks, dry(past))
             found.near_ties.extend([i] if one.near_ties else [])
             found.tokens.extend(one.tokens)
             found.logprobs.extend(one.logprobs)
@@ -214,14 +217,15 @@ class NativeSampler:
                 break
         return found
 
-    def _choose(
+    def choose_together(
         self,
         logits: Logits,
         history: Sequence[int],
         draft: Sequence[int],
         checks: bool,
-        dry: tuple[Any, Any] | None,
+        dry: tuple[Any, Any] | None = None,
     ) -> Chosen:
+        """Return what `choose` does, in one call; the penalties of DRY are those of all rows."""
         rows = self._rows
         if logits is not self._logits:
             if not (logits.flags.c_contiguous and logits.flags.writeable):

@@ -50,10 +50,10 @@ class TextStream:
 
     def add(self, text: str) -> str:
         """Return the text that is final after `text`, which follows all pieces so far."""
-        if self.stopped:
-            return ""
         if not self._stop:
             return text
+        if self.stopped:
+            return ""
         self._held += text
         found = [(at + len(s), at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
@@ -103,9 +103,8 @@ class PartStream:
 
     def push(self, token: int) -> list[Part]:
         """Return the parts that a token completes."""
-        piece, answer = self._named.get(token), self.answer
-        if piece is None:
-            piece = self._model.piece(token)
+        named, answer = self._named, self.answer
+        piece = named[token] if token in named else self._model.piece(token)
         text, before = answer.decoded(piece), self._state
         if self._format is None or before is None:
             text = answer.add(text)

@@ -35,6 +35,9 @@ class Drafter(Protocol):
         """Remove from the cache all tokens after the first `to`."""
 
 
+NO_DRAFT = Draft([], [])
+
+
 class NoDrafter:
     """Drafter without proposals: plain decoding."""
 
@@ -48,7 +51,7 @@ class NoDrafter:
         """Do nothing."""
 
     def draft(self, _tokens: Sequence[int], _k: int, /) -> Draft:
-        return Draft([], [])
+        return NO_DRAFT
 
     def learn(self, _tokens: Sequence[int], _rows: Logits, /) -> None:
         """Do nothing."""
