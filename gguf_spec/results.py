@@ -56,10 +56,6 @@ class PassCounts(NamedTuple):
     n_passes: int = 0
     n_rows: int = 0
 
-    def plus(self, n_rows: int) -> PassCounts:
-        """Return the counts after one more pass; one without rows does not count."""
-        return PassCounts(self.n_passes + 1, self.n_rows + n_rows) if n_rows else self
-
 
 @dataclass(frozen=True)
 class SlotState:

@@ -78,7 +78,6 @@ class Context:
         exactness: Which passes give a row the same bits.
         why_untrusted: Why nothing is drafted any more; empty unless a test of the rollback failed.
         threads: Threads of the last pass.
-        counts: Passes that returned rows, and their rows, since the model was loaded.
         n_decoded: Number of sequences of the last pass.
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
             driver of a GPU compiles kernels for it.
@@ -93,7 +92,6 @@ class Context:
     cached_bytes: float
     sequences: list[CachedSequence]
     exactness: Exactness
-    counts: PassCounts
     n_decoded: int
     weights: Weights
 
@@ -129,7 +127,8 @@ class Context:
         header = file.header
         own_kernels.start(options.placement.kernels)
         ((_, options),) = fit_layers([(header, options)])
-        self.weights, self.counts, self._owner = Weights(file, options), PassCounts(), next(_OWNERS)
+        self.weights, self._owner = Weights(file, options), next(_OWNERS)
+        self._n_passes = self._n_rows = 0  # those that returned rows
         if is_head_alone(header):
             what = f"{file.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(file.path, what, "use it as the draft of that model.")
@@ -290,6 +289,11 @@ class Context:
 
     # ---- passes
 
+    @property
+    def counts(self) -> PassCounts:
+        """Passes that returned rows, and their rows, since the model was loaded."""
+        return PassCounts(self._n_passes, self._n_rows)
+
     def decode_one(self, part: PassPart) -> Logits:
         """Decode the part of one sequence, and return its rows.
 
@@ -301,7 +305,7 @@ class Context:
         one, tokens, n_rows = part
         least = self.exactness.least_rows
         if least == 1 or not (n_rows or len(tokens) == 1):
-            return self.decode([part])[0]
+            return self._decode_alone(part)
         one.check_room(tokens)
         found, at, end = list[Logits](), one.n_past, one.n_past + len(tokens)
         first, last = end - n_rows, self.n_ctx - least + 1
@@ -310,13 +314,38 @@ class Context:
             to = min(end, cut, max(last, at + 1))
             piece = tokens[len(tokens) - (end - at) : len(tokens) - (end - to)]
             part = PassPart(one, piece, max(0, to - max(at, first)))
-            (rows,) = self.decode([part], least=1 if at >= last else least)
+            rows = self._decode_alone(part, least=1 if at >= last else least)
             found.append(rows if to == end else rows.copy())
             at = to
         return found[-1] if len(found) == 1 else np.concatenate(found)
 
+    def _decode_alone(self, part: PassPart, holds: bool = False, least: int = 1) -> Logits:
+        """Decode the part of one sequence in a pass of its own, as `decode` does.
+
+        Args:
+            least: Least number of tokens, and of computed rows.
+        """
+        given, tokens, n_rows = part
+        given.check_room(tokens)
+        sequence, native, weights = self.sequences[given.index], self.weights.native, self.weights
+        one = self._tokens(part, least)
+        if least > 1:  # the number of computed rows chooses kernels of a GPU, too
+            n_computed = max(one.n_rows + one.n_more, least if one.n_rows else 0)
+            one = one._replace(n_rows=n_computed, n_more=0)
+        self.n_decoded, started = 1, time.perf_counter()
+        cached = sequence.take_cached()
+        if sequence.recurrent:
+            self._settle([one], [cached], [one.sequence] if holds else [])
+        code = self.decode_sequences([one])
+        if code != 0:
+            raise self._failed([part], code, len(cached))
+        self._passed(one, cached, tokens, time.perf_counter() - started)
+        self._n_passes += n_rows > 0
+        self._n_rows += n_rows
+        return native.rows(len(tokens) - n_rows, n_rows, weights.n_vocab)
+
     def decode(
-        self, parts: Sequence[PassPart], n_sequences: int = 0, holds: bool = False, least: int = 1
+        self, parts: Sequence[PassPart], n_sequences: int = 0, holds: bool = False
     ) -> list[Logits]:
         """Decode parts of different sequences, and return the rows of each.
 
@@ -328,7 +357,6 @@ class Context:
                 kernels are faster with whole blocks of rows.
             holds: Others have passes before these sequences are rolled back, so their recurrent
                 layers need a checkpoint.
-            least: Least number of tokens, and of computed rows, of a pass over a single part.
 
         Returns:
             Views of shape `(n_rows, V)`, in the order of the parts. The next pass overwrites them.
@@ -336,67 +364,97 @@ class Context:
         Raises:
             DecodeError: llama.cpp rejected the batch; the caches of these sequences are then empty.
         """
-        n_rows = 0
+        if len(parts) == 1:
+            return [self._decode_alone(parts[0], holds)]
+        own, n_rows = dict[int, Sequence[int]](), 0
         for part in parts:
             part.sequence.check_room(part.tokens)
+            own[part.sequence.index] = part.tokens
             n_rows += part.n_rows
-        filled, moved = self._filled(parts, n_sequences, least)
+        filled, moved = self._filled(parts, n_sequences)
         native, self.n_decoded, started = self.weights.native, len(filled), time.perf_counter()
-        own = {part.sequence.index: part.tokens for part in parts}
-        sequences = [self.sequences[one.sequence] for one in filled]
-        caches = [one.take_cached() for one in sequences]
-        if sequences[0].recurrent:
+        caches = [self.sequences[one.sequence].take_cached() for one in filled]
+        if self.sequences[0].recurrent:
             self._settle(filled, caches, own.keys() if holds else moved)
         code = self.decode_sequences(filled)
         seconds = time.perf_counter() - started
-        first, ends = 0, {}
-        for one, sequence, cached in zip(filled, sequences, caches, strict=True):
-            tokens = own.get(one.sequence, ())  # none of a gap that is filled
-            n_past, n = len(cached), len(tokens)
-            ends[one.sequence], first = first + n, first + len(one.tokens)
-            if code != 0 and tokens:
-                continue
-            if sequence.recurrent:
-                sequence.recurrent.passed(len(one.tokens))
-                if one.sequence in moved:
-                    sequence.recurrent.pass_of_others()
-            elif n < len(one.tokens):  # recurrent layers drop what filled a pass before the next
-                native.cache(C.llama_memory_seq_rm, one.sequence, one.n_past + n or -1, -1)
-            if self._rows and sequence.hidden:
-                sequence.hidden.put(n_past, self._rows.sent(native, n))
-            cached.extend(tokens)
-            sequence.busy_s += seconds if tokens else 0.0
-            sequence.put_cached(cached)
+        n_past, first, ends = max(map(len, caches)), 0, dict[int, int]()
+        for one, cached in zip(filled, caches, strict=True):
+            index = one.sequence
+            tokens = own.get(index, ())  # none of a gap that is filled
+            ends[index], first = first + len(tokens), first + len(one.tokens)
+            if code == 0 or not tokens:
+                self._passed(one, cached, tokens, seconds, index in moved)
         if code != 0:
-            for part in parts:
-                part.sequence.forget(data=True)
-            raise DecodeError(code, max(map(len, caches)), sum(map(len, own.values())), log.last)
-        self.counts = self.counts.plus(n_rows)
+            raise self._failed(parts, code, n_past)
+        self._n_passes += n_rows > 0
+        self._n_rows += n_rows
+        n_vocab = self.weights.n_vocab
         return [
-            native.rows(ends[part.sequence.index] - part.n_rows, part.n_rows, self.weights.n_vocab)
+            native.rows(ends[part.sequence.index] - part.n_rows, part.n_rows, n_vocab)
             for part in parts
         ]
+
+    def _passed(
+        self,
+        one: SequenceTokens,
+        cached: list[int],
+        tokens: Sequence[int],
+        seconds: float,
+        is_moved: bool = False,
+    ) -> None:
+        """Record a pass for a sequence, and drop what only filled it.
+
+        Args:
+            one: What was decoded.
+            cached: What was cached before.
+            tokens: Those of its part.
+            seconds: Seconds of the pass.
+            is_moved: Its snapshots may be lost.
+        """
+        sequence, n, n_decoded = self.sequences[one.sequence], len(tokens), len(one.tokens)
+        if sequence.recurrent:
+            sequence.recurrent.passed(n_decoded)
+            if is_moved:
+                sequence.recurrent.pass_of_others()
+        elif n < n_decoded:  # recurrent layers drop what filled a pass before the next
+            native = self.weights.native
+            native.cache(C.llama_memory_seq_rm, one.sequence, one.n_past + n or -1, -1)
+        if self._rows and sequence.hidden:
+            sequence.hidden.put(len(cached), self._rows.sent(self.weights.native, n))
+        if tokens:
+            cached += tokens
+            sequence.busy_s += seconds
+        sequence.put_cached(cached)
+
+    def _failed(self, parts: Sequence[PassPart], code: int, n_past: int) -> DecodeError:
+        """Empty the sequences of a pass that llama.cpp rejected, and return the error."""
+        for part in parts:
+            part.sequence.forget(data=True)
+        return DecodeError(code, n_past, sum(len(part.tokens) for part in parts), log.last)
 
     def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
         """Decode tokens of several sequences in one batch, and return llama.cpp's code.
 
         Each pass may have another number of threads, which the governor chooses.
         """
-        native = self.weights.native
+        native, governor = self.weights.native, self._governor
         native.batch.fill(parts)
+        if not governor:
+            return native.decode()
         n = n_rows = n_past = 0
         for part in parts:
             n, n_rows, n_past = n + len(part.tokens), n_rows + part.n_rows, n_past + part.n_past
         kind = PassKind(self._owner, n, n_rows, max(n_past, _SHALLOW).bit_length())
-        threads = self._governor.choose(kind) if self._governor else self.threads
+        threads = governor.choose(kind)
         if threads != self.threads:
             native.context(C.llama_set_n_threads, threads, threads)
             self.threads = threads
         started = time.perf_counter()
         code = native.decode()
         seconds = time.perf_counter() - started
-        if self._governor and code == 0:
-            self._governor.observe(kind, threads, seconds)
+        if code == 0:
+            governor.observe(kind, threads, seconds)
         return code
 
     def finish_copies(self) -> bool:
@@ -465,7 +523,7 @@ class Context:
         self.sequences[sequence.index].n_read = n_read
 
     def _filled(
-        self, parts: Sequence[PassPart], n_sequences: int, least: int
+        self, parts: Sequence[PassPart], n_sequences: int
     ) -> tuple[list[SequenceTokens], set[int]]:
         """Return what llama.cpp decodes: the parts, made equally long, and without gaps.
 
@@ -473,12 +531,6 @@ class Context:
             The tokens of each sequence in their order, and the sequences whose snapshots the pass
                 may lose.
         """
-        if len(parts) == 1:
-            single = self._tokens(parts[0], least)
-            if least > 1:  # the number of computed rows chooses kernels of a GPU, too
-                n_rows = max(single.n_rows + single.n_more, least if single.n_rows else 0)
-                single = single._replace(n_rows=n_rows, n_more=0)
-            return [single], set()
         width = max(len(part.tokens) for part in parts)
         state = self.sequences[0].recurrent
         limit = state.n_snapshots + 1 if state else K_MAX + 1 if self.weights.can_roll_back else 0

@@ -65,12 +65,13 @@ def long_call(function: Callable[..., Any], *arguments: Any) -> Any:
     Raises:
         SystemExit: As `end_with_program`.
     """
-    if threading.current_thread() is threading.main_thread():
+    if threading.get_ident() == threading.main_thread().ident:
         return function(*arguments)
     key = object()
     try:
         _long_calls.add(key)
-        end_with_program()
+        if _ends:
+            end_with_program()
         return function(*arguments)
     finally:
         _long_calls.discard(key)
@@ -127,6 +128,8 @@ class Native(OfOneProcess):
         self._memory: Any = None
         self.batch: TokenBatch
         self.has_copies = False
+        # by address and shape; most passes return the same ones
+        self._views: dict[tuple[int, int, int], weakref.ref[NDArray[np.float32]]] = {}
         for dead in [one for one in [*_frees] if one() is None]:
             _frees.discard(dead)
         # All frees run inside one C call, as Ctrl-C between two of them would leave the rest
@@ -229,7 +232,8 @@ class Native(OfOneProcess):
     def decode(self) -> int:
         """Decode the batch, wait until it is done, and return llama.cpp's code."""
         self.has_copies = False
-        return int(long_call(_decode_and_wait, self._contexts[0], self._batches[0]))
+        code: int = long_call(_decode_and_wait, self._contexts[0], self._batches[0])
+        return code
 
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
         """Return a view of `n_rows` rows of logits, starting at the batch's token `first`.
@@ -242,11 +246,15 @@ class Native(OfOneProcess):
 
     def view(self, first: Any, n_rows: int, width: int) -> NDArray[np.float32]:
         """Return a view of rows that begin at a pointer; it keeps this object alive."""
-        values: Any = (ctypes.c_float * (n_rows * width)).from_address(
-            ctypes.addressof(first.contents)
-        )
-        values.native = self
-        return np.frombuffer(values, np.float32).reshape(n_rows, width)
+        key = ctypes.addressof(first.contents), n_rows, width
+        known = self._views.get(key)
+        rows = known() if known else None
+        if rows is None:
+            values: Any = (ctypes.c_float * (n_rows * width)).from_address(key[0])
+            values.native = self
+            rows = np.frombuffer(values, np.float32).reshape(n_rows, width)
+            self._views[key] = weakref.ref(rows)
+        return rows
 
     def embedding(self, sequence: int, n_values: int) -> NDArray[np.float32]:
         """Return a copy of the pooled embedding of a sequence."""
@@ -307,20 +315,20 @@ class TokenBatch:
     def fill(self, parts: Sequence[SequenceTokens]) -> None:
         """Write tokens of sequences; those of a sequence follow its cached tokens."""
         row = 0
-        for part in parts:
-            end = row + len(part.tokens)
+        for sequence, n_past, tokens, n_rows, n_more in parts:
+            end = row + len(tokens)
             if end == row + 1:  # plain decoding: slices take ten times as long
-                self._tokens[row] = part.tokens[0]
-                self._positions[row] = part.n_past
-                self._outputs[row] = part.n_rows
-                self._sequences[row][0] = part.sequence
+                self._tokens[row] = tokens[0]
+                self._positions[row] = n_past
+                self._outputs[row] = n_rows
+                self._sequences[row][0] = sequence
                 row = end
                 continue
-            self._tokens[row:end] = part.tokens
-            self._positions[row:end] = np.arange(part.n_past, part.n_past + end - row)
+            self._tokens[row:end] = tokens
+            self._positions[row:end] = np.arange(n_past, n_past + end - row)
             self._outputs[row:end] = 0
-            self._outputs[end - part.n_more - part.n_rows : end - part.n_more] = 1
+            self._outputs[end - n_more - n_rows : end - n_more] = 1
             for ids in self._sequences[row:end]:
-                ids[0] = part.sequence
+                ids[0] = sequence
             row = end
         self._batch.n_tokens = row

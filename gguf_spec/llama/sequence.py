@@ -162,15 +162,18 @@ class CachedSequence:
     @property
     def cached(self) -> list[int]:
         """Ids of the tokens in the cache, position by position."""
-        if self._cached is None:
+        cached = self._cached
+        if cached is None:
             self.forget()
-        assert self._cached is not None
-        return self._cached
+            cached = self._cached
+            assert cached is not None
+        return cached
 
     @property
     def n_past(self) -> int:
         """Number of tokens in the cache."""
-        return len(self.cached)
+        cached = self._cached
+        return len(self.cached if cached is None else cached)
 
     @property
     def n_cached(self) -> int:
@@ -360,10 +363,15 @@ class CachedSequence:
             DecodeError: The context is full.
             InvalidOptionError: A token id is out of range.
         """
-        if self.n_past + len(tokens) > self.n_ctx:
+        n = len(tokens)
+        if self.n_past + n > self.n_ctx:
             what = f"the context holds {self.n_ctx}"
-            raise DecodeError(1, self.n_past, len(tokens), what)
-        if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < self.n_vocab:
+            raise DecodeError(1, self.n_past, n, what)
+        if n == 1:  # plain decoding
+            is_known = 0 <= tokens[0] < self.n_vocab
+        else:
+            is_known = 0 <= min(tokens, default=0) <= max(tokens, default=0) < self.n_vocab
+        if not is_known:
             raise InvalidOptionError("tokens", list(tokens), f"ids from 0 to {self.n_vocab - 1}")
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -394,8 +402,9 @@ class CachedSequence:
                 the cache is empty.
         """
         n, most = len(tokens), K_MAX + 1
-        allowed = f"from 1 to {n}, the number of tokens, and at most {most}"
-        require("n_rows", n_rows, allowed, 0 < n_rows <= min(n, most))
+        if not 0 < n_rows <= min(n, most):
+            allowed = f"from 1 to {n}, the number of tokens, and at most {most}"
+            require("n_rows", n_rows, allowed, False)
         if n > self.context.most_with_rows:
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]

@@ -81,6 +81,9 @@ class ThreadGovernor:
         # seconds of passes, divided by the best time of their kind
         self._slowness: deque[float] = deque(maxlen=_WINDOW)
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        # Current slowness of the machine; 1 is the best seen. The slowest recent pass is excluded.
+        self._level = 1.0
+        self._mean_s = 0.0  # of the recent passes
         self._budget_s = 0.0
         self._n_passes = 0  # with the current count
         self._n_waited = 0  # passes since the last trial
@@ -116,9 +119,10 @@ class ThreadGovernor:
             self._n_waited += 1
             self._slowness.append(slowness)
             self._seconds.append(seconds)
-            is_calm = threads == self.most and not self._is_slow
+            self._summarise()
+            is_calm = threads == self.most and self._level <= _SLOW
             share = _IDLE_SHARE if is_calm else _SHARE
-            most_s = _CAP * max([_PRICE, *self._price.values()]) * fmean(self._seconds)
+            most_s = _CAP * max([_PRICE, *self._price.values()]) * self._mean_s
             self._budget_s = min(self._budget_s + share * seconds, most_s)
         # Last, so that a known best time implies recent passes, even after Ctrl-C in between.
         self._best[kind, threads] = best * _FORGETTING
@@ -129,18 +133,11 @@ class ThreadGovernor:
 
     # ---- the decision
 
-    @property
-    def _level(self) -> float:
-        """Current slowness of the machine; 1 is the best seen.
-
-        The slowest recent pass is excluded.
-        """
-        recent = sorted(self._slowness)
-        return fmean(recent[:-1] or recent) if recent else 1.0
-
-    @property
-    def _is_slow(self) -> bool:
-        return self._level > _SLOW
+    def _summarise(self) -> None:
+        """Compute level and mean of the recent passes, of which there is at least one."""
+        slowness, n = self._slowness, len(self._slowness)
+        self._level = (sum(slowness) - max(slowness)) / (n - 1) if n > 1 else slowness[0]
+        self._mean_s = sum(self._seconds) / len(self._seconds)
 
     def _expected_s(self, kind: PassKind) -> float | None:
         """Return the expected seconds of a pass with the current count, if it was timed."""
@@ -150,19 +147,15 @@ class ThreadGovernor:
     def _can_compare(self, kind: PassKind) -> bool:
         """Return whether a pass of this kind can be a trial: its time is known and not long."""
         expected_s = self._expected_s(kind)
-        return expected_s is not None and expected_s <= _LONG * fmean(self._seconds)
+        return expected_s is not None and expected_s <= _LONG * self._mean_s
 
     def _new_trial(self, kind: PassKind) -> _Trial | None:
         if self._n_waited < _FEWEST or not self._can_compare(kind):
             return None
-        n, most = self.threads, self.most
-        # all threads come first, because most programs that end leave an idle machine
-        more = (most, (n + most + 1) // 2, n + 1)
-        fewer = [n // 2, n // 4, n * 3 // 4]
-        fewer = [*fewer, n - 1] if self._level > _VERY_SLOW else [n - 1, *fewer]
-        counts = [*dict.fromkeys(i for i in (*more, *fewer) if 0 < i <= most and i != n)]
+        counts = _candidates(self.threads, self.most, self._level > _VERY_SLOW)
         threads = counts[self._turn % len(counts)]
-        price_s = 0.0 if self._is_slow else self._price.get(threads, _PRICE) * fmean(self._seconds)
+        is_slow = self._level > _SLOW
+        price_s = 0.0 if is_slow else self._price.get(threads, _PRICE) * self._mean_s
         if self._budget_s < price_s:
             return None
         self._turn += 1
@@ -179,8 +172,8 @@ class ThreadGovernor:
         if gain_s < (-noise_s if n < _FEWEST else 0.0) or (
             n >= _MOST_PASSES and gain_s <= enough_s
         ):
-            mean_s, loss_s = fmean(self._seconds), max(0.0, -gain_s)
-            price = (self._price.get(trial.threads, _PRICE) + loss_s / mean_s) / 2
+            loss_s = max(0.0, -gain_s)
+            price = (self._price.get(trial.threads, _PRICE) + loss_s / self._mean_s) / 2
             self._price[trial.threads] = min(max(price, _LEAST_PRICE), _HIGHEST_PRICE)
             self._budget_s -= loss_s
             self._trial = None
@@ -196,7 +189,18 @@ class ThreadGovernor:
             self._slowness, self._seconds = (
                 deque(some, maxlen=_WINDOW) for some in (trial.slowness, trial.seconds)
             )
+            self._summarise()
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
+
+
+@cache
+def _candidates(n: int, most: int, is_very_slow: bool) -> list[int]:
+    """Return the counts to try instead of `n`."""
+    # all threads come first, because most programs that end leave an idle machine
+    more = (most, (n + most + 1) // 2, n + 1)
+    fewer = [n // 2, n // 4, n * 3 // 4]
+    fewer = [*fewer, n - 1] if is_very_slow else [n - 1, *fewer]
+    return [*dict.fromkeys(i for i in (*more, *fewer) if 0 < i <= most and i != n)]
 
 
 @dataclass

@@ -300,7 +300,7 @@ class Weights(OfOneProcess):
             size, n = 0, -256
             while n < -size:
                 size = -n
-                buffer = ctypes.create_string_buffer(size)
+                buffer = (ctypes.c_char * size)()
                 n = self.native.vocab(C.llama_token_to_piece, token, buffer, size, 0, False)
             piece = self._pieces[token] = buffer.raw[:n]
         return piece

@@ -452,12 +452,14 @@ class ResponseBuilder(Reply):
             choice["delta"] = {"content": delta} if isinstance(delta, str) else delta
         else:
             choice["text"] = delta
-        more: dict[str, Any] = {"usage": None} if self._show.usage else {}
+        piece = {**self._head, "choices": [choice]}
+        if self._show.usage:
+            piece["usage"] = None
         if self._show.counts:
-            more["usage"] = usage([Completion("", (), "stop", 0, self._stats)])
+            piece["usage"] = usage([Completion("", (), "stop", 0, self._stats)])
         if "timings" in self._asked.each:
-            more["timings"] = timings(self._stats)
-        return self._head | {"choices": [choice]} | more
+            piece["timings"] = timings(self._stats)
+        return piece
 
     def _logprobs(self, index: int, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
         """Return the log-probabilities of some tokens; None unless requested."""

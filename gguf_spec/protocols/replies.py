@@ -19,12 +19,15 @@ from .request import CompletionRequest
 # Values of JSON that are written at once: no other thread runs meanwhile. Levels of arrays and
 # objects that are written in parts.
 _MOST_VALUES, _MOST_LEVELS = 2000, 8
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 # What OpenAI's answers name as the version of the server.
 FINGERPRINT = f"build-gguf-spec-{__version__}"
 
 
-def json_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+# Made once: `json.dumps` makes another one for each value.
+json_text: Callable[[Any], str] = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False
+).encode
 
 
 def json_parts(
@@ -58,17 +61,15 @@ def json_parts(
 
 def _n_values(value: Any) -> int:
     """Return how many values a value has; not more than are written at once, and one."""
-    if isinstance(value, Iterator):
-        return _MOST_VALUES + 1
-    if not isinstance(value, (dict, list, tuple)):
-        return 1
     left, n = [value], 0
     while left and (n := n + 1) + len(left) <= _MOST_VALUES:
         one = left.pop()
-        if isinstance(one, Iterator):
-            return _MOST_VALUES + 1
+        if type(one) in _SCALARS:
+            continue
         if isinstance(one, (dict, list, tuple)):
             left += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, Iterator):
+            return _MOST_VALUES + 1
     return _MOST_VALUES + 1 if left else n
 
 

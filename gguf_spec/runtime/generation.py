@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +25,7 @@ from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
 from ..speculative.prefix import retain_prefix
-from ..text.detokenizer import PartStream, joined, text_of
+from ..text.detokenizer import PartStream, joined
 from ..text.reasoning import ReasoningFormat, State, Thinking
 
 if TYPE_CHECKING:
@@ -117,15 +116,16 @@ class StatsRecorder:
         self._counts = dict.fromkeys(_COUNTS, 0) | {"n_prompt": n_prompt}
         self._drafter: DraftController | NoDrafter | None = None
         self.since, self.n_reasoning = 0.0, 0
-        self._models: tuple[LanguageModel | None, ...] = ()
-        self._busy = self._busy_at_end = [0.0, 0.0]
+        self._target: LanguageModel | None = None
+        self._draft: LanguageModel | None = None
+        self._busy = self._busy_at_end = (0.0, 0.0)
         self._total_s = self._prompt_s = self._ttft_s = 0.0
         self._is_read = False
         self._logged = Stats()
         self._logs = _LOG.isEnabledFor(logging.DEBUG)  # asked once per request
 
     def start(self, target: LanguageModel, draft: LanguageModel | None) -> None:
-        self._models = (draft, target)
+        self._draft, self._target = draft, target
         self._busy = self._busy_at_end = self._busy_now()
         self.since = time.perf_counter()
 
@@ -159,11 +159,14 @@ class StatsRecorder:
         self._busy_at_end, self._drafter = self._busy_now(), drafter
         counts = self._counts
         counts["n_generated"] += n_emitted
-        counts["n_drafted"] += one.n_drafted
-        counts["n_accepted"] += one.n_accepted
-        counts["n_near_ties"] += sum(i < n_emitted for i in one.near_ties)
-        counts["n_decided_again"] += one.decided_again
         counts["rounds"] += 1
+        if one.n_drafted:
+            counts["n_drafted"] += one.n_drafted
+            counts["n_accepted"] += one.n_accepted
+        if one.near_ties:
+            counts["n_near_ties"] += sum(i < n_emitted for i in one.near_ties)
+        if one.decided_again:
+            counts["n_decided_again"] += 1
         self._ttft_s = self._ttft_s or self._total_s
         if self._logs:
             before, self._logged = self._logged, self.stats
@@ -171,7 +174,8 @@ class StatsRecorder:
 
     @property
     def stats(self) -> Stats:
-        draft_s, verify_s = map(operator.sub, self._busy_at_end, self._busy)
+        (draft_at_end, at_end), (draft_before, before) = self._busy_at_end, self._busy
+        draft_s, verify_s = draft_at_end - draft_before, at_end - before
         drafter = self._drafter
         controller = drafter if isinstance(drafter, DraftController) else None
         return Stats(
@@ -189,8 +193,9 @@ class StatsRecorder:
             why_none=drafter.why_none if drafter else "",
         )
 
-    def _busy_now(self) -> list[float]:
-        return [model.busy_s if model else 0.0 for model in self._models]
+    def _busy_now(self) -> tuple[float, float]:
+        draft, target = self._draft, self._target
+        return draft.busy_s if draft else 0.0, target.busy_s if target else 0.0
 
 
 def _log_round(before: Stats, after: Stats) -> None:
@@ -318,7 +323,8 @@ class Generation:
         self._kept.answered(slots)
 
     def _run(self, slots: SlotPair[CachedSequence]) -> Generator[Chunk, None, None]:
-        request, target, is_end = self._request, slots.target, self._target.weights.is_end
+        request, target = self._request, slots.target
+        ends = _Ends(self._stop_tokens, self._target.weights.is_end)
         # Other requests make passes of any width.
         rule = self._rule._replace(wide_past=self._pair.shares_passes)
         k, recorder = self._pair.most_drafted(request.speculation), self._recorder
@@ -345,7 +351,7 @@ class Generation:
                 k=k,
                 rule=rule._replace(choose=choose),
                 n_max=n_left,
-                is_end=lambda token: token in self._stop_tokens or is_end(token),
+                is_end=ends.__getitem__,
                 cancelled=self._is_cancelled,
             ):
                 chunk = self._deliver(one)
@@ -434,44 +440,50 @@ class Generation:
         """Return a round as a chunk, truncated at the end of the text or where the caller stops."""
         parts = [(Part("text", self._to_echo), False)] if self._to_echo else []
         self._to_echo = ""
-        tokens: list[int] = []
-        for token in one.tokens[:-1] if one.ended else one.tokens:
-            is_accepted = len(tokens) < one.n_accepted
-            parts += [(part, is_accepted) for part in self._visible.push(token)]
-            tokens.append(token)
-            on_token = self._request.on_token
-            if on_token and self.call_back(on_token, token):
+        request, visible, n_accepted = self._request, self._visible, one.n_accepted
+        tokens = one.tokens[:-1] if one.ended else one.tokens
+        for i, token in enumerate(tokens):
+            for part in visible.push(token):
+                parts.append((part, i < n_accepted))
+            if request.on_token and self.call_back(request.on_token, token):
                 cut = "cancelled"
-            if self._visible.answer.stopped:
+            if visible.answer.stop_string is not None:
                 cut = "stop"
             if cut:
+                tokens = tokens[: i + 1]
                 break
         self.tokens += tokens
         logprobs = one.logprobs[: len(tokens)]
         self.logprobs += logprobs
-        n, n_most = len(self.tokens), self._request.sampling.max_tokens
-        is_full = not self._n_kept and len(self._request.prompt) + n >= self._target.n_ctx
-        cut = cut or ("stop" if one.ended else "length" if n == n_most or is_full else None)
+        n = len(self.tokens)
+        is_full = not self._n_kept and len(request.prompt) + n >= self._target.n_ctx
+        if cut is None and (one.ended or is_full or n == request.sampling.max_tokens):
+            cut = "stop" if one.ended else "length"
         if cut:
-            parts += [(part, False) for part in self._visible.finish()]
+            parts += [(part, False) for part in visible.finish()]
             self.finish = cut
-        whole = joined([part for part, _ in parts])
-        text, reasoning = text_of(whole, "text"), text_of(whole, "reasoning")
-        self.text.append(text)
-        self.reasoning.append(reasoning)
-        shown = tuple((part.text, accepted) for part, accepted in parts if part.kind == "text")
-        self.accepted_text += shown
+        text, reasoning, shown, whole = joined(parts)
+        if text:
+            self.text.append(text)
+            self.accepted_text += shown
+        if reasoning:
+            self.reasoning.append(reasoning)
+        n_accepted = min(n_accepted, len(tokens))
         return Chunk(
-            text=text,
-            tokens=tuple(tokens),
-            n_drafted=one.n_drafted,
-            n_accepted=min(one.n_accepted, len(tokens)),
-            finish_reason=cut,
-            accepted_text=shown,
-            logprobs=logprobs,
-            reasoning=reasoning,
-            parts=whole,
+            text, tuple(tokens), one.n_drafted, n_accepted, cut, shown, logprobs, reasoning, whole
         )
+
+
+class _Ends(dict[int, bool]):
+    """Whether each token ends a generation; asked once for each."""
+
+    def __init__(self, stop_tokens: Collection[int], is_end: Callable[[int], bool]) -> None:
+        super().__init__(dict.fromkeys(stop_tokens, True))
+        self._is_end = is_end
+
+    def __missing__(self, token: int) -> bool:
+        self[token] = self._is_end(token)
+        return self[token]
 
 
 def _thinking(

@@ -172,7 +172,8 @@ class Stream(OfOneProcess):
         return self
 
     def __next__(self) -> Chunk:
-        self._check_reader()
+        if self._is_listened:
+            self._check_reader()
         if self._left:
             return self._left.popleft()
         try:

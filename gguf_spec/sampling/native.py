@@ -129,7 +129,10 @@ def is_possible(sampler: Sampler, noise: float) -> bool:
 def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chosen] | None:
     """Return the sampler of a library of kernels; None where it has not all of a chain."""
     found = functions(library) if is_possible(sampler, noise) else None
-    return NativeSampler(found, sampler, noise).choose if found else None
+    if not found:
+        return None
+    one = NativeSampler(found, sampler, noise)
+    return one.choose if sampler.filters.dry else one.choose_together
 
 
 class NativeSampler:
@@ -145,6 +148,7 @@ class NativeSampler:
         """
         s = self._s = sampler.sampling
         self._library, self._sampler, self._call = library, sampler, library.sample
+        self._keys = sampler.rng.keys
         self._is_drawn, self._n_top = not s.greedy, -1 if s.logprobs is None else s.logprobs
         penalises = s.repeat_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0
         self._n_last = s.penalty_last_n if penalises else 0
@@ -172,7 +176,8 @@ class NativeSampler:
             banned=(c_int32 * len(banned))(*banned),
         )
         self._rows, self._room = _Rows(chain=ctypes.pointer(self._chain)), 0
-        self._last: tuple[int, ...] = ()
+        # those of the last round: mostly the next ones are the same view
+        self._logits, self._thread, self._checks = np.zeros(0, np.float32), 0, False
         self._pointer = (POINTER(_Rows) * 1)(ctypes.pointer(self._rows))
 
     def _make_room(self, n: int) -> None:
@@ -200,11 +205,11 @@ class NativeSampler:
         """
         dry = self._sampler.filters.dry
         if dry is None:
-            return self._choose(logits, history, draft, checks, None)
+            return self.choose_together(logits, history, draft, checks)
         found = Chosen([], [], [])
         for i, row in enumerate(logits):
             past = [*history, *draft[:i]]
-            one = self._choose(row[None], past, (), checks, dry(past))
+            one = self.choose_together(row[None], past, (), checks, dry(past))
             found.near_ties.extend([i] if one.near_ties else [])
             found.tokens.extend(one.tokens)
             found.logprobs.extend(one.logprobs)
@@ -212,30 +217,34 @@ class NativeSampler:
                 break
         return found
 
-    def _choose(
+    def choose_together(
         self,
         logits: Logits,
         history: Sequence[int],
         draft: Sequence[int],
         checks: bool,
-        dry: tuple[Any, Any] | None,
+        dry: tuple[Any, Any] | None = None,
     ) -> Chosen:
-        rows, n = self._rows, len(logits)
-        if not (logits.flags.c_contiguous and logits.flags.writeable):
-            logits = np.array(logits)
-        # without the checks of `ctypes.data`, which take longer than the rest
-        address = logits.__array_interface__["data"][0]
-        thread = self._library.work(logits.shape[1])
-        if (address, n, checks, thread) != self._last:  # mostly as in the last round
-            self._last = address, n, checks, thread
+        """Return what `choose` does, in one call; the penalties of DRY are those of all rows."""
+        rows = self._rows
+        if logits is not self._logits:
+            if not (logits.flags.c_contiguous and logits.flags.writeable):
+                logits = np.array(logits)
+            self._logits, n = logits, len(logits)
             if n > self._room:
                 self._make_room(n)
-            rows.logits, rows.n_vocab, rows.n_rows = address, logits.shape[1], n
-            rows.checks, rows.work = checks, thread
+            # without the checks of `ctypes.data`, which take longer than the rest
+            rows.logits = logits.__array_interface__["data"][0]
+            rows.n_vocab, rows.n_rows = logits.shape[1], n
+            self._n_rows, self._n_vocab = n, logits.shape[1]
+        thread = self._library.work(self._n_vocab)
+        if thread != self._thread or checks != self._checks:
+            self._thread, self._checks = thread, checks
+            rows.work, rows.checks = thread, checks
         if draft:
             rows.draft = (c_int32 * len(draft))(*draft)
         if self._is_drawn:
-            rows.keys = self._sampler.rng.keys(len(history), n)
+            rows.keys = self._keys(len(history), self._n_rows)
         if self._n_last:
             begin = self._sampler.filters.penalise_from
             begin = max(begin, len(history) - self._n_last) if self._n_last > 0 else begin
@@ -250,7 +259,9 @@ class NativeSampler:
         if n < 0:
             raise NoTokenLeftError
         tokens = self._tokens[:n]
-        near_ties = [i for i in range(n) if self._near_ties[i]] if checks else []
+        near_ties = self._near_ties[:n] if checks else []
+        if near_ties:
+            near_ties = [i for i, is_near in enumerate(near_ties) if is_near]
         return Chosen(tokens, near_ties, [] if self._n_top < 0 else self._named(tokens))
 
     def _named(self, tokens: Sequence[int]) -> list[TokenLogprob]:

@@ -62,6 +62,7 @@ class SeededRng:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed.to_bytes(8, "little")
+        self._keyed = hashlib.blake2b(key=self._seed, digest_size=20)
 
     @cached_property
     def _uniform(self) -> Callable[[], float]:  # many requests need none of these numbers
@@ -240,9 +241,9 @@ class SeededRng:
         return np.frombuffer(self._digest(position), "<u4")
 
     def _digest(self, position: int) -> bytes:
-        return hashlib.blake2b(
-            position.to_bytes(8, "little"), key=self._seed, digest_size=20
-        ).digest()
+        keyed = self._keyed.copy()
+        keyed.update(position.to_bytes(8, "little"))
+        return keyed.digest()
 
 
 def _of_exponential(uniform: Floats) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import collections
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ..protocols.errors import LOG, as_refusal, shutting_down, too_slow
 from ..protocols.events import ChoiceEnded, Why
@@ -27,6 +28,42 @@ if TYPE_CHECKING:
     from ..tools.grammar import Unenforced
 
 JOB = "gguf_spec.job"  # key of the job of a request in its ASGI scope
+
+
+class _Inbox:
+    """Events from other threads for the queues of one event loop.
+
+    The loop is woken once for all events that come before it takes them: a wake takes longer than
+    an event, and a round of several requests sends many.
+    """
+
+    def __init__(self) -> None:
+        self._events = collections.deque[tuple[asyncio.Queue[Event], Event]]()
+        self._is_woken = False
+
+    def post(
+        self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Event], event: Event
+    ) -> None:
+        """Put an event into a queue, in the loop; in the order of the calls."""
+        self._events.append((queue, event))
+        if self._is_woken:  # it takes this one, too: it clears the mark before it takes any
+            return
+        self._is_woken = True
+        try:
+            loop.call_soon_threadsafe(self._take)
+        except RuntimeError:  # the loop is closed: there is no reader
+            self._events.clear()
+            self._is_woken = False
+
+    def _take(self) -> None:
+        self._is_woken = False
+        while self._events:
+            queue, event = self._events.popleft()
+            queue.put_nowait(event)
+
+
+# It holds no loop, so an entry goes with its loop.
+_INBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()
 
 
 class Job:
@@ -82,6 +119,7 @@ class Job:
         self.n_turns = 0
         self.last: Event = Done()
         self._loop = asyncio.get_running_loop()
+        self._inbox = _INBOXES.setdefault(self._loop, _Inbox())
         self._lock = threading.Lock()
         self._streams: list[Answer] = []
         # Not the same lock: a choice of a long prompt takes long, and the event loop cancels.
@@ -96,8 +134,7 @@ class Job:
 
     def post(self, event: Event) -> None:
         """Send an event to the event loop. May be called from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+        self._inbox.post(self._loop, self.events, event)
 
     @property
     def has_more(self) -> bool:

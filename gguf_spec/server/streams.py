@@ -17,7 +17,7 @@ from ..protocols.ollama import ollama_error
 from ..protocols.replies import Reply, StreamFormat, json_parts
 from ..protocols.request import CompletionRequest
 from .events import Done, ErrorEvent, Event, Ping
-from .turns import in_turn
+from .turns import Alarm, in_turn
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -109,14 +109,24 @@ class PatientStream(StreamingResponse):
         self._patience, self._close = patience, close
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task
+        late = Alarm(self._patience, task.cancel)
+
         async def send_in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), self._patience)
+            late.begin()
+            await send(message)
+            late.end()
 
         try:
             await self.stream_response(send_in_time)
-        except asyncio.TimeoutError:
-            pass  # uvicorn closes the connection because the response is incomplete
+        except asyncio.CancelledError:
+            if not late.has_rung:
+                raise
+            # uvicorn closes the connection because the response is incomplete
+            getattr(task, "uncancel", int)()
         finally:
+            late.stop()
             self._close()
 
 
@@ -153,7 +163,8 @@ class AnswerStream(PatientStream):
 
     async def _batches(self) -> AsyncIterator[bytes]:
         """Yield the encoded events, many at once; an unexpected error is the last one."""
-        events, loop, batch = self._job.events, asyncio.get_running_loop(), list[Event]()
+        events, batch = self._job.events, list[Event]()
+        silent = Alarm(self._ping, lambda: events.put_nowait(Ping()))
         try:
             n_bytes = self._weight(())
             data = await in_turn(self._turn, n_bytes, lambda: self._bytes(self._reply.first()))
@@ -161,10 +172,9 @@ class AnswerStream(PatientStream):
                 yield part
             # A ping may come after the last event.
             while not any(isinstance(one, (Done, ErrorEvent)) for one in batch):
-                timer = self._ping and loop.call_later(self._ping, events.put_nowait, Ping())
+                silent.begin()
                 batch = [await events.get()]
-                if timer:
-                    timer.cancel()
+                silent.end()
                 while not events.empty() and len(batch) < _MOST_AT_ONCE:
                     batch.append(events.get_nowait())
                 n_bytes = self._weight(batch)
@@ -173,12 +183,19 @@ class AnswerStream(PatientStream):
         except Exception as error:
             log(error)
             yield self._bytes(self._reply.failed(failure(error)))
+        finally:
+            silent.stop()
 
     def _weight(self, batch: Sequence[Event]) -> int:
         """Return the bytes of the next events, about."""
-        n_tokens = sum(len(one.chunk.tokens) for one in batch if isinstance(one, ChunkEvent))
+        n_tokens, has_others = 0, False
+        for one in batch:
+            if isinstance(one, ChunkEvent):
+                n_tokens += len(one.chunk.tokens)
+            elif not isinstance(one, Ping):
+                has_others = True
         self._n_tokens += n_tokens
-        if self._asked.scores or not all(isinstance(one, (ChunkEvent, Ping)) for one in batch):
+        if self._asked.scores or has_others:
             n_tokens = self._n_tokens  # the last events may have all of the answer
         elif batch:
             return weight(self._asked, 0, n_tokens)

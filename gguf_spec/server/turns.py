@@ -26,6 +26,44 @@ async def in_turn(
         return await asyncio.to_thread(function, *given)
 
 
+class Alarm:
+    """Time limit of steps that come often: it calls a function in a step that takes too long.
+
+    A timer for each step would take longer than most steps.
+
+    Attributes:
+        has_rung: Whether it has called the function.
+    """
+
+    def __init__(self, seconds: float, ring: Callable[[], object]) -> None:
+        """Set the limit; 0 for none."""
+        self._seconds, self._ring, self.has_rung = seconds, ring, False
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None  # begin of the step that is not yet over
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._since = self._loop.time()
+        if self._seconds and not self._timer:
+            self._timer = self._loop.call_later(self._seconds, self._look)
+
+    def end(self) -> None:
+        self._since = None
+
+    def stop(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now, since = self._loop.time(), self._since
+        left = self._seconds if since is None else since + self._seconds - now
+        if left <= 0:
+            self.has_rung, self._since, left = True, None, self._seconds
+            self._ring()
+        self._timer = self._loop.call_later(left, self._look)
+
+
 async def in_time(work: Awaitable[T], seconds: float | None) -> T:
     """Return the result of some work; `too_slow` where it takes longer than the time limit."""
     try:

@@ -45,6 +45,7 @@ Turn: TypeAlias = "tuple[Job, Work[None], BaseException | None]"
 
 # Bytes of all requests that wait, about, as they are held in memory.
 WAITING_BYTES = 1 << 28
+_NO_STATS = Stats()
 # tokens of an answer for which the context grows, where the request names no number
 _ROOM = 1024
 
@@ -438,7 +439,7 @@ class Report:
             chunk = replace(chunk, text=text)
             if self._lines.is_over:
                 self.stream.cancel()
-        stats = self.stream.stats if self._each else Stats()
+        stats = self.stream.stats if self._each else _NO_STATS
         self._send_read(stats.n_prompt, stats)  # the last token is decoded with the answer
         self._job.post(ChunkEvent(chunk, named(self._llm, chunk), self._index, stats))
 

@@ -49,6 +49,7 @@ from .draft_length import (
 from .drafters import (
     MODELS,
     N_CONFIDENCE_BUCKETS,
+    NO_DRAFT,
     DraftTeam,
     ModelDrafter,
     Proposal,
@@ -659,7 +660,7 @@ class DraftController(DraftTeam):
         """Propose as many tokens as pay, at most `k`."""
         if self._n_plain:
             self._n_plain -= 1
-            return _NO_DRAFT
+            return NO_DRAFT
         if self._n_uncounted:
             self._count(self._n_uncounted)
             self._n_uncounted = 0
@@ -675,7 +676,7 @@ class DraftController(DraftTeam):
         n_plain = self._budget.rounds_without(self.known.per_search.seconds, self._round.plain_s)
         if n_plain:
             self._n_plain = n_plain - 1
-            return _NO_DRAFT
+            return NO_DRAFT
         busy_s = self.model.busy_s if self.model else 0.0
         started_s = time.perf_counter()
         draft, one = self._search(tokens, k), self._round
@@ -868,9 +869,6 @@ class DraftController(DraftTeam):
             name = step.proposal.kind[0]
             drafted, accepted = self.counts.get(name, (0, 0))
             self.counts[name] = (drafted + 1, accepted + (i < n_tokens - 1))
-
-
-_NO_DRAFT = Draft([], [])
 
 
 def _certain(token: int) -> Distribution:

@@ -16,7 +16,6 @@ No cached token of the drafter lies at or after position `len(tokens) - 1`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ..arrays import Logits
@@ -78,8 +77,7 @@ class RoundRule(NamedTuple):
         return self.noise if n_tokens > 1 or self.wide_past else 0.0
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """Result of one round.
 
     Attributes:
@@ -117,39 +115,35 @@ def run_round(
     The tokens after one that is an end are dropped.
     """
     draft = drafter.draft(tokens, k)
-    pending = [*tokens[target.n_past :], *draft.tokens]
-    rows = Rows(target.logits(pending, len(draft.tokens) + 1), tokens, draft.tokens, sampler)
+    drafted, n_before = draft.tokens, len(tokens)
+    n_drafted = len(drafted)
+    pending = [*tokens[target.n_past :], *drafted]
+    logits = target.logits(pending, n_drafted + 1)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     if rule.choose:
-        new, near_ties, logprobs = rule.choose(rows.logits, tokens, draft.tokens, noise > 0)
+        new, near_ties, logprobs = rule.choose(logits, tokens, drafted, noise > 0)
     else:
+        rows = Rows(logits, tokens, drafted, sampler)
         new = rule.accept(draft, rows)
         near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
         named = [] if sampler.sampling.logprobs is None else new
         logprobs = [rows.logprob(i, token) for i, token in enumerate(named)]
-    drafter.learn(new, rows.logits)
+    drafter.learn(new, logits)
     again = rule.strict and wide and bool(near_ties)
     if again:
         del new[near_ties[0] :], logprobs[near_ties[0] :], near_ties[1:]
-        alone = _row_alone(target, rows.history(len(new)), sampler)
+        alone = _row_alone(target, [*tokens, *new], sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
-    end = None
+    n_accepted, ended = len(new) - 1, False
     for i, token in enumerate(new, 1):
         if is_end(token):
-            end = i
+            del new[i:], logprobs[i:]
+            near_ties = [tie for tie in near_ties if tie < i]
+            n_accepted, ended = min(n_accepted, i), True
             break
-    one = Round(
-        new[:end],
-        n_drafted=len(draft.tokens),
-        n_accepted=min(len(new) - 1, end or len(new)),
-        ended=end is not None,
-        near_ties=tuple([i for i in near_ties if end is None or i < end]),
-        decided_again=again,
-        logprobs=tuple(logprobs[:end]),
-        wide=wide,
-    )
-    keep = len(tokens) + len(one.tokens) - 1
+    one = Round(new, n_drafted, n_accepted, ended, tuple(near_ties), again, tuple(logprobs), wide)
+    keep = n_before + len(new) - 1
     target.rollback(keep)
     drafter.rollback(keep)
     return one
@@ -210,7 +204,7 @@ def rounds(
         )
         tokens += one.tokens
         n_left -= len(one.tokens)
-        if one.wide:
+        if one.wide and not rule.wide_past:
             rule = rule._replace(wide_past=True)
         yield one
         if one.ended:

@@ -125,8 +125,9 @@ class Task(Generic[S]):
 
     @property
     def part(self) -> PassPart:
-        assert isinstance(self.waits_for, PassPart)
-        return self.waits_for
+        part = self.waits_for
+        assert isinstance(part, PassPart)
+        return part
 
     @property
     def draft_request(self) -> DraftRequest:
@@ -171,7 +172,7 @@ class Task(Generic[S]):
 
 
 def mean_depth(tasks: Sequence[Task[S]]) -> int:
-    return sum(task.pair.target.n_past for task in tasks) // max(1, len(tasks))
+    return sum([task.pair.target.n_past for task in tasks]) // max(1, len(tasks))
 
 
 class Side:
@@ -190,11 +191,6 @@ class Side:
         self.context, self.base = context, base
         most = len(context.sequences) if context.can_roll_back else 0
         self.costs: BatchCosts = BatchCosts(context.widest, most)
-
-    def n_sequences(self, tasks: Sequence[Task[S]]) -> int:
-        """Return the number of sequences with which a pass of these tasks is fastest."""
-        width = max(len(task.part.tokens) for task in tasks)
-        return self.costs.best_n(self.base, len(tasks), width, mean_depth(tasks))
 
     def seconds(self, n: int, rows: int, n_past: int) -> float:
         return self.costs.seconds(self.base, n, rows, n_past)
@@ -239,13 +235,14 @@ class Side:
 
     def _groups(self, tasks: Sequence[Task[S]]) -> list[list[Task[S]]]:
         """Divide tasks into common passes: all together, or each number of tokens by itself."""
-        depth, by_width = mean_depth(tasks), dict[int, list[Task[S]]]()
+        by_width = dict[int, list[Task[S]]]()
         for task in tasks:
             by_width.setdefault(len(task.part.tokens), []).append(task)
-        apart = sum(self.seconds(len(one), width, depth) for width, one in by_width.items())
-        widest = max(by_width)
-        if len(by_width) > 1 and self.seconds(len(tasks), widest, depth) < apart:
-            by_width = {widest: list(tasks)}
+        if len(by_width) > 1:
+            depth, widest = mean_depth(tasks), max(by_width)
+            apart = sum(self.seconds(len(one), width, depth) for width, one in by_width.items())
+            if self.seconds(len(tasks), widest, depth) < apart:
+                by_width = {widest: list(tasks)}
         groups = []
         for width, some in by_width.items():
             at_once = max(1, self.costs.widest // width)
@@ -259,11 +256,18 @@ class Side:
             tasks: The tasks.
             holds: Others have passes before the tasks go on.
         """
-        parts = [task.part for task in tasks]
-        lost = [([*part.sequence.cached], part.sequence.n_read) for part in parts]
+        parts, lost, widest, n_rows = [], [], 0, 0
+        for task in tasks:
+            part = task.part
+            parts.append(part)
+            # a pass that fails leaves the list as it is, and the sequence has another one then
+            lost.append((part.sequence.cached, part.sequence.n_read))
+            widest, n_rows = max(widest, len(part.tokens)), n_rows + part.n_rows
+        depth, n_past = mean_depth(tasks), len(lost[0][0])
         started = time.perf_counter()
         try:
-            n_sequences = self.n_sequences(tasks) if len(tasks) > 1 else 0
+            n = len(tasks)
+            n_sequences = self.costs.best_n(self.base, n, widest, depth) if n > 1 else 0
             answers = self.context.decode(parts, n_sequences, holds)
         except DecodeError as error:
             for task, cache in zip(tasks, lost, strict=True):
@@ -271,13 +275,10 @@ class Side:
                 self._retry(task, *cache, error if len(tasks) == 1 else None, holds_too)
             return
         seconds = time.perf_counter() - started
-        if any(part.n_rows for part in parts):
-            widest = max(len(part.tokens) for part in parts)
-            n = self.context.n_decoded
-            self.costs.learn(self.base, n, widest, mean_depth(tasks), seconds)
+        if n_rows:
+            self.costs.learn(self.base, self.context.n_decoded, widest, depth, seconds)
         elif len(parts) == 1:
-            n, n_past = len(parts[0].tokens), len(lost[0][0])
-            self.costs.learn_reading(self.base, n, n_past, seconds)
+            self.costs.learn_reading(self.base, widest, n_past, seconds)
         for task, rows in zip(tasks, answers, strict=True):
             task.set_answer(rows)
 
@@ -383,6 +384,7 @@ class Scheduler(Generic[S]):
         self.on_lost: Callable[[SlotPair[S]], None] = lambda _: None
         self._n_started = self._n_turns = 0
         self._running: Task[S] | None = None
+        self._shared_by = -1  # for how many requests the slots are set; -1 where some read
         self._computing_s = _COMPUTING_S  # that are left; below 0 after a turn that took longer
         # Expected tokens of recent common passes, and those of plain decoding in the same time;
         # and seconds of drafting since the last such pass.
@@ -473,6 +475,9 @@ class Scheduler(Generic[S]):
         active = [task for task in self.tasks if not task.is_parked]
         decoding = [task for task in active if not task.reads]
         together, reads = len(active) > 1, len(active) > len(decoding)
+        if not reads and self._shared_by == len(active):
+            return  # as before
+        self._shared_by = -1 if reads else len(active)
         of_target, of_draft = (
             # Requests that read now decode soon, and then wait for the same passes.
             _SharedBatch(self, side, len(active)) if together and side else ALONE
@@ -521,14 +526,14 @@ class Scheduler(Generic[S]):
 
     def _run(self) -> bool:
         """Run the next passes; return False if no task waits for one."""
-        drafting = self._waiting(self._draft, rows=True)
-        if self._draft and drafting:
+        if self._draft and (drafting := self._waiting(self._draft, rows=True)):
             self._draft.run(drafting)
         elif offering := [task for task in self.tasks if isinstance(task.waits_for, DraftRequest)]:
             self._choose_lengths(offering)
         else:
             decoding = self._waiting(self._target, rows=True)
-            if piece := self._next_piece(decoding):
+            reads = len(decoding) < len(self.tasks)
+            if reads and (piece := self._next_piece(decoding)):
                 self._read(*piece)
             elif decoding:
                 self._target.run(decoding)
@@ -541,16 +546,17 @@ class Scheduler(Generic[S]):
         for task in list(self.tasks):
             while task.can_go_on and not task.is_resting:
                 self._switch(task)
-        while self._computing_s > 0 and (ready := [one for one in self.tasks if one.can_go_on]):
+        resting = [task for task in self.tasks if task.is_resting]
+        while self._computing_s > 0 and (ready := [one for one in resting if one.can_go_on]):
             task = min(ready, key=lambda one: one.turn)
             self._n_turns += 1
             task.turn, started = self._n_turns, time.perf_counter()
             self._switch(task)
             self._computing_s -= time.perf_counter() - started
-        for task in self.tasks:
-            if task.is_done:
+        if done := [task for task in self.tasks if task.is_done]:
+            for task in done:
                 task.pair.task = None
-        self.tasks = [task for task in self.tasks if not task.is_done]
+            self.tasks = [task for task in self.tasks if task not in done]
         self._close_gaps()
         self._set_sharing()
 
@@ -565,7 +571,7 @@ class Scheduler(Generic[S]):
         """Make the slots of the active tasks neighbours, if that pays."""
         active = [task for task in self.tasks if not task.is_parked]
         used = [task.pair.target.index for task in active]
-        if len(runs(used)) < 2 or not self._target.context.can_roll_back:
+        if not used or max(used) - min(used) < len(used) or not self._target.context.can_roll_back:
             return
         moved = moves(used, [pair.target.index for pair in self.free])
         depth = mean_depth(active)
@@ -584,13 +590,14 @@ class Scheduler(Generic[S]):
 
     def _waiting(self, side: Side | None, rows: bool) -> list[Task[S]]:
         """Return the tasks that wait for a pass of one model, with or without rows."""
+        context = side.context if side else None
         return [
             task
             for task in self.tasks
-            if side
-            and isinstance(task.waits_for, PassPart)
-            and task.waits_for.sequence.context is side.context
-            and bool(task.waits_for.n_rows) == rows
+            if context
+            and isinstance(part := task.waits_for, PassPart)
+            and bool(part.n_rows) == rows
+            and part.sequence.context is context
         ]
 
     def _reader(self) -> tuple[Side, Task[S]] | None:

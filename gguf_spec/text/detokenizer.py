@@ -28,9 +28,8 @@ class TextStream:
         self, stop: Sequence[str] = (), errors: Literal["replace", "ignore"] = "replace"
     ) -> None:
         """`replace` puts a replacement character for bytes that are not UTF-8, `ignore` none."""
-        self.decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")(
-            errors=errors
-        )
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
+        self._is_whole = True  # no character has begun
         self._stop = tuple(stop)
         self._held = ""
         self.stop_string: str | None = None
@@ -41,14 +40,22 @@ class TextStream:
 
     def push(self, piece: bytes) -> str:
         """Return the text that `piece` completes."""
-        return self.add(self.decoder.decode(piece))
+        return self.add(self.decoded(piece))
+
+    def decoded(self, piece: bytes) -> str:
+        """Return the characters that `piece` completes."""
+        if self._is_whole and piece.isascii():
+            return piece.decode("ascii")
+        text = self._decoder.decode(piece)
+        self._is_whole = not self._decoder.getstate()[0]
+        return text
 
     def add(self, text: str) -> str:
         """Return the text that is final after `text`, which follows all pieces so far."""
-        if self.stopped:
-            return ""
         if not self._stop:
             return text
+        if self.stopped:
+            return ""
         self._held += text
         found = [(at + len(s), at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
@@ -91,18 +98,18 @@ class PartStream:
             shown: Special tokens that are written by their names in the text.
         """
         self._model, self._format, self._state = model, reasoning, state
-        self._shown = shown or {}
+        named = {**(reasoning.shown if reasoning else {}), **(shown or {})}
+        self._named = {token: name.encode() for token, name in named.items()}
         self.answer: TextStream = TextStream(stop, errors)
         self.n_reasoning = 0
 
     def push(self, token: int) -> list[Part]:
         """Return the parts that a token completes."""
-        shown = self._format.shown if self._format else {}
-        name = self._shown.get(token, shown.get(token))
-        piece = self._model.piece(token) if name is None else name.encode()
-        text, before = self.answer.decoder.decode(piece), self._state
+        named, answer = self._named, self.answer
+        piece = named[token] if token in named else self._model.piece(token)
+        text, before = answer.decoded(piece), self._state
         if self._format is None or before is None:
-            text = self.answer.add(text)
+            text = answer.add(text)
             return [Part("text", text)] if text else []
         self._state, parts = self._format.syntax.read(before, text)
         self.n_reasoning += before.is_reasoning or self._state.is_reasoning
@@ -125,18 +132,29 @@ class PartStream:
         return kept
 
 
-def joined(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Join adjacent parts of one kind."""
-    if len(parts) < 2:
-        return tuple(parts)
-    found: list[Part] = []
-    for part in parts:
-        if found and found[-1].kind == part.kind:
-            found[-1] = Part(part.kind, found[-1].text + part.text)
+def joined(
+    parts: Sequence[tuple[Part, bool]],
+) -> tuple[str, str, tuple[tuple[str, bool], ...], tuple[Part, ...]]:
+    """Join the parts of a round.
+
+    Args:
+        parts: Each with whether it comes from accepted draft tokens.
+
+    Returns:
+        The text of the answer, that of the reasoning, the segments of the answer, each with the
+            same mark, and the parts, those of one kind joined where they are adjacent.
+    """
+    text, reasoning, found = "", "", list[Part]()
+    shown: list[tuple[str, bool]] = []
+    for part, is_accepted in parts:
+        kind, piece = part
+        if kind == "text":
+            text += piece
+            shown.append((piece, is_accepted))
+        else:
+            reasoning += piece
+        if found and found[-1].kind == kind:
+            found[-1] = Part(kind, found[-1].text + piece)
         else:
             found.append(part)
-    return tuple(found)
-
-
-def text_of(parts: Sequence[Part], kind: str) -> str:
-    return "".join([part.text for part in parts if part.kind == kind])
+    return text, reasoning, tuple(shown), tuple(found)

@@ -168,3 +168,50 @@ def test_official_clients_ignore_pings(reading, server, read):
     wanted = {"messages": HELLO, "max_tokens": 8, "seed": 4}
     reply = ask(server, "POST", "/v1/chat/completions", wanted)
     assert text == reply.json()["choices"][0]["message"]["content"] != ""
+
+
+def test_events_that_come_together_wake_the_loop_once():
+    async def main():
+        loop, wakes = asyncio.get_running_loop(), []
+        jobs = [Job(None, read_text({"prompt": "a"}, Speculation(), None)) for _ in range(8)]
+        real = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *given: (wakes.append(given), real(*given))
+        for n_rounds in (1, 2):
+            round_ = threading.Thread(
+                target=lambda: [one.post(event) for event in (CHUNK, ENDED) for one in jobs]
+            )
+            round_.start()
+            round_.join()  # the loop does nothing meanwhile
+            for one in jobs:
+                assert [await one.events.get() for _ in range(2)] == [CHUNK, ENDED]
+            assert len(wakes) == n_rounds
+
+    asyncio.run(main())
+
+
+def test_events_for_a_loop_that_is_closed_are_dropped():
+    async def main():
+        return Job(None, read_text({"prompt": "a"}, Speculation(), None))
+
+    job = asyncio.run(main())
+    for _ in range(3):
+        job.post(CHUNK)
+    assert job.events.empty()
+    assert not job._inbox._events
+
+
+def test_no_text_needs_a_timer_or_a_task_of_its_own(monkeypatch):
+    made = []
+    for name in ("call_later", "create_task"):
+        real = getattr(asyncio.BaseEventLoop, name)
+        monkeypatch.setattr(
+            asyncio.BaseEventLoop,
+            name,
+            lambda *given, _real=real, _name=name, **more: (
+                made.append(_name) or _real(*given, **more)
+            ),
+        )
+    texts = iter([CHUNK] * 50 + [ENDED, Done()])
+    bodies = sent_by(60, lambda _: next(texts, None), [CHUNK])
+    assert len(bodies) > 50
+    assert len(made) < 20, made

@@ -1,6 +1,7 @@
 """The thread governor in simulated time: its loss against the best thread count beside other programs."""
 
 import random
+import sys
 
 import pytest
 
@@ -191,3 +192,24 @@ def test_a_model_that_is_closed_is_forgotten():
     governor.forget(0)
     assert not governor._best
     run(governor, Machine(2), 300)
+
+
+def test_a_pass_needs_few_calls():
+    """The governor is asked before and after every pass, and most change nothing."""
+    governor, n_calls = ThreadGovernor(8), 0
+
+    def passes(n):
+        for _ in range(n):
+            governor.observe(KIND, governor.choose(KIND), 1e-3)
+
+    def count(_frame, event, _argument):
+        nonlocal n_calls
+        n_calls += event in ("call", "c_call")
+
+    passes(40)
+    sys.setprofile(count)
+    try:
+        passes(40)
+    finally:
+        sys.setprofile(None)
+    assert n_calls <= 30 * 40

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Kind, NoDrafter, Proposal, TextDrafter, TokenDrafter
+from .base import NO_DRAFT, Kind, NoDrafter, Proposal, TextDrafter, TokenDrafter
 from .model import (
     MODELS,
     N_CONFIDENCE_BUCKETS,
@@ -23,6 +23,7 @@ from .store import DraftStore, StoreDrafter
 
 __all__ = [
     "MODELS",
+    "NO_DRAFT",
     "N_CONFIDENCE_BUCKETS",
     "CoupledDraftSampler",
     "DraftCorrection",

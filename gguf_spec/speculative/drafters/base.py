@@ -13,6 +13,9 @@ Kind = tuple[str, int]
 """A drafter's name, and the number of a bucket of its proposals, higher for surer ones."""
 
 
+NO_DRAFT = Draft([], [])
+
+
 class NoDrafter:
     """Drafter without proposals: plain decoding."""
 
@@ -26,7 +29,7 @@ class NoDrafter:
         """Do nothing."""
 
     def draft(self, _tokens: Sequence[int], _k: int, /) -> Draft:
-        return Draft([], [])
+        return NO_DRAFT
 
     def learn(self, _tokens: Sequence[int], _rows: Logits, /) -> None:
         """Do nothing."""
