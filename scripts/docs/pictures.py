@@ -30,6 +30,7 @@ from rich.text import Text
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
+from tests.server.conftest import until
 from tests.support.browser import Page, start
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,8 @@ def page(model):
             metrics = {"width": 1100, "height": 700, "deviceScaleFactor": 1, "mobile": False}
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
             one.set(seed=1, temperature=0)
-            one.answer(QUESTION)
+            one.say(QUESTION)
+            until(lambda: one.count(".message") == 2 and one.idle(), 900.0)  # a large model is slow
             driver.save_screenshot(str(IMAGES / "page.png"))
         finally:
             driver.quit()

@@ -137,6 +137,19 @@ def until_there(box):
     raise AssertionError(box.find().notes)
 
 
+def test_only_the_child_loads_mcp():
+    """It takes a second and 60 MB; not even a use of the tools loads it here."""
+    code = f"""if True:
+        import sys
+        from gguf_spec.tool_servers import ToolServer
+        from gguf_spec.tool_servers.toolbox import Toolbox
+        box = Toolbox([ToolServer("s", {COMMAND!r})])
+        assert box.find().tools
+        box.close()
+        assert not {{"mcp", "pydantic", "anyio", "httpx2"}} & {{*sys.modules}}"""
+    children.run([sys.executable, "-c", code], check=True)
+
+
 class TestBad:
     def test_one_that_dies_in_a_call(self, box):
         result = box.call("dies", "{}")

@@ -97,10 +97,11 @@ class TerminalUI(PipeUI):
     def allows(self) -> bool:
         """Ask; what was typed before the question is no answer to it."""
         self.terminal.close()
-        with contextlib.suppress(ImportError, OSError, ValueError):  # no Unix terminal
+        if sys.platform != "win32":
             import termios
 
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+            with contextlib.suppress(termios.error, OSError, ValueError):  # no terminal any more
+                termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         try:
             return input("Allow this call? [y/N] ").strip().lower() in ("y", "yes")
         except EOFError:
