@@ -10,6 +10,8 @@ import contextlib
 import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from types import GeneratorType
+from typing import cast
 
 from ..errors import BusyError, ForkedError
 from ..results import Chunk, Completion, Ended, Listener, Stats
@@ -44,11 +46,13 @@ class Stream(OfOneProcess):
         self._begin_listening, self._is_listened = listen, False
         # chunks of an aborted stream, not yet read
         self._left: deque[Chunk] = deque()
-        self._generation, self._chunks = generation, chunks
+        self._generation = generation
+        self._chunks = cast("GeneratorType[Chunk, None, None]", chunks)
 
     def _give_up(self) -> object:
         kept = self._chunks, self._release
-        self._chunks, self._release = _refuse(), lambda: None
+        self._chunks = cast("GeneratorType[Chunk, None, None]", _refuse())
+        self._release = lambda: None
         self._is_listened, self._begin_listening = False, _refuse_listening
         return kept
 
@@ -99,13 +103,24 @@ class Stream(OfOneProcess):
         self._close_asked = True
         self.cancel()
         try:
-            self._chunks.close()
-        except ValueError:  # a round is running
-            return
+            if not self._end():  # a round is running
+                return
         except BaseException:
             self._release()
             raise
         self._release()
+
+    def _end(self) -> bool:
+        """Close the generator; return False if a thread is inside of it.
+
+        Python 3.11 itself would say so, by a ValueError, but it crashes now and then: it looks for
+        what a running generator delegates to in a word that counts calls. No other thread gets the
+        interpreter between the question and the call.
+        """
+        if self._chunks.gi_running:
+            return False
+        self._chunks.close()
+        return True
 
     def abort(self) -> None:
         """Cancel and close a stream that another thread reads or holds.
@@ -158,7 +173,8 @@ class Stream(OfOneProcess):
             raise BusyError("this stream is read already, or closed.", _ONE_READER)
         self._is_listened = True
         try:
-            self._chunks.close()
+            if not self._end():
+                raise BusyError("this stream is read already, or closed.", _ONE_READER)
             self._begin_listening(self, Listener(call, is_full))
         except BaseException:
             self.close()

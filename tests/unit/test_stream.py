@@ -1,6 +1,7 @@
 """Times of a stream by a simulated clock; seeds, parts of a long text, and text that was held back."""
 
 import itertools
+import sys
 from dataclasses import FrozenInstanceError, asdict, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from gguf_spec.runtime.generation import Request
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.profile import Profile
+from tests.support import children
 from tests.support.fakes import Clock, FakeModel, fake_llm, random_table
 
 V = 6
@@ -189,3 +191,40 @@ def test_bytes_that_are_no_text_are_shown_as_such_and_left_out_as_llama_cpp_pyth
     target.piece = lambda token: b"\xff"
     with fake_llm(target, None, Speculation(0)) as llm:
         assert llm.generate("ab", sampling).text == shown
+
+
+CLOSED_WHILE_IT_IS_READ = """
+import threading, time
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
+from gguf_spec.runtime.stream import Stream
+
+words = SimpleQueue()
+
+def read():
+    while True:  # as a request that waits in a queue
+        try:
+            one = words.get(timeout=60)
+        except Empty:
+            continue
+        if one == "end":
+            return
+        if one == "yield":
+            yield
+
+stream = Stream(SimpleNamespace(cancelled=False), read(), lambda: None, None)
+reader = threading.Thread(target=lambda: next(stream, None))
+reader.start()
+for _ in range(400):
+    time.sleep(0.001)
+    stream.close()
+    words.put('go on')
+words.put('end')
+reader.join()
+"""
+
+
+@pytest.mark.full
+def test_a_stream_that_another_thread_reads_is_closed_without_a_crash():
+    """Python 3.11 crashed in `generator.close`, where a counter in the code of the generator has certain values."""
+    children.run([sys.executable, "-c", CLOSED_WHILE_IT_IS_READ], check=True)
