@@ -27,6 +27,7 @@ from .options import IMAGE_IDS
 __all__ = ["Image", "read_image"]
 
 # Limits of a file in bytes, and of an image in pixels and in pixels of a side.
+_MOST = "20 MiB"
 BYTES_MAX, PIXELS_MAX, SIDE_MAX = 20 << 20, 50_000_000, 16_384
 # Largest ratio of the two sides.
 RATIO_MAX = 200
@@ -69,7 +70,7 @@ def check_image(data: bytes, name: str = "the image") -> Image:
         ImageError: It is larger than the limits, or no image of a type that is supported.
     """
     if len(data) > BYTES_MAX:
-        raise _too_large(name, f"{BYTES_MAX >> 20} MiB")
+        raise _too_large(name, _MOST)
     size = _size(data)
     if size is None:
         what = "is a WebP image" if data[8:12] == b"WEBP" else f"is not a {_TYPES} image"

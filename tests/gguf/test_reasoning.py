@@ -71,7 +71,7 @@ def test_the_reasoning_is_apart_from_the_answer(name, request):
     assert result.stats.n_reasoning == (4 if name == "qwen3" else 3)
     with llm.stream(HELLO, GREEDY) as stream:
         chunks = list(stream)
-    parts = joined([part for chunk in chunks for part in chunk.parts])
+    parts = joined([(part, False) for chunk in chunks for part in chunk.parts])[-1]
     assert parts == (Part("reasoning", "ab"), Part("text", "cd"))
     assert "".join(chunk.text for chunk in chunks) == "cd"
     assert "".join(text for chunk in chunks for text, _ in chunk.accepted_text) == "cd"
@@ -289,7 +289,8 @@ def test_special_tokens_are_read_as_tokens(gpt_oss):
     stream = PartStream(
         model, (), "replace", reasoning, reasoning.begin(model, gpt_oss.tokenize(HELLO))
     )
-    parts = joined([part for token in ids for part in stream.push(token)] + stream.finish())
+    found = [part for token in ids for part in stream.push(token)] + stream.finish()
+    parts = joined([(part, False) for part in found])[-1]
     assert parts == (Part("reasoning", "Hm."), Part("text", "The token <|end|> ends it."))
 
 

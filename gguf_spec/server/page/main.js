@@ -28,8 +28,7 @@ class Page {
     this.troubles = new WeakMap(); // conversation -> error that came while another was open
     this.requests = new WeakMap(); // message -> the fields it was asked with
     this.settings = new SettingsForm((isKept) => isKept || tellNotKept(this));
-    this.tools = new Tools();
-    this.permissions = new Permissions();
+    Object.assign(this, { tools: new Tools(), permissions: new Permissions() });
     this.thread = new Thread({
       again: (message) => this.answerAgain(message),
       turn: (message, number) => this.turn(message, number),
@@ -166,25 +165,6 @@ class Page {
     if (!isStep && performance.now() - run.saved < SAVE_MS) return;
     run.saved = performance.now();
     this.save(run.conversation);
-  }
-
-  /** Call a tool for an answer, if its user allows it. */
-  async callTool(run, call, most) {
-    const { conversation } = run;
-    call.state = "asked";
-    this.moved(run, true);
-    const answer = this.permissions.ask(conversation, call, this.tools.serverOf(call.name));
-    this.permissions.show(this.conversation);
-    if (conversation !== this.conversation) {
-      const told = `A tool is asked for: ${titleOf(conversation)}`;
-      announce(told);
-      showNotice(told, [["Show", () => this.open(conversation)]]);
-    }
-    const isAllowed = await answer;
-    if (run.isStopped) return;
-    if (isAllowed) call.state = "calling";
-    this.moved(run, true);
-    await this.tools.call(call, isAllowed, most);
   }
 
   /** End the running answer of a conversation at once, without waiting for the server. */

@@ -15,8 +15,8 @@ export class Run {
    * @param {{fields, system: string, room: number | null, sees: boolean, tools} | null} asked what
    *   is sent with it, of which `tools` may come later; null to take up the answer that goes on in
    *   the server
-   * @param {{begun, moved, save, callTool: Function}} page called with this run: a request begins,
-   *   the answer has grown, and a tool is to be called; and with a conversation that must be kept
+   * @param {{begun, moved, save: Function, tools: Tools}} page called with this run: a request begins, the
+   *   answer has grown; and with a conversation that must be kept
    */
   constructor(conversation, asked, page) {
     Object.assign(this, { conversation, asked, page });
@@ -53,7 +53,7 @@ export class Run {
     const calls = this.endStep();
     for (const call of calls) {
       if (this.isStopped) return;
-      await Promise.race([this.page.callTool(this, call, most), this.stopped]);
+      await Promise.race([this.page.tools.callAllowed(this.page, this, call, most), this.stopped]);
       if (call.output === undefined) delete call.state;
       if (!this.isLeft) this.page.moved(this, true);
     }

@@ -1,7 +1,9 @@
 /** Tools of the server: which there are, the question before each call, and what came of it. */
 
 import { callTool, readTools } from "./api.js";
+import { titleOf } from "./conversations.js";
 import { $, announce, make } from "./dom.js";
+import { showNotice } from "./notices.js";
 
 /** Rounds of calls for one question; then the model has to answer with what it has. */
 export const MOST_ROUNDS = 8;
@@ -29,6 +31,25 @@ export class Tools {
         ...servers.map((one) => make("li", "", `${one}: ${namesOf(one).join(", ")}`)),
         ...notes.map((note) => make("li", "note", shownAs(note))));
     }).catch(() => { this.list = []; });
+  }
+
+  /** Call a tool for an answer, if its user allows it. Another chat than the open one asks when it is opened. */
+  async callAllowed(page, run, call, most) {
+    const { conversation } = run;
+    call.state = "asked";
+    page.moved(run, true);
+    const answer = page.permissions.ask(conversation, call, this.serverOf(call.name));
+    page.permissions.show(page.conversation);
+    if (conversation !== page.conversation) {
+      const told = `A tool is asked for: ${titleOf(conversation)}`;
+      announce(told);
+      showNotice(told, [["Show", () => page.open(conversation)]]);
+    }
+    const isAllowed = await answer;
+    if (run.isStopped) return;
+    if (isAllowed) call.state = "calling";
+    page.moved(run, true);
+    await this.call(call, isAllowed, most);
   }
 
   /** Return them as fields of a request, once they are known; none if there are none. */
