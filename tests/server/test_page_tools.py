@@ -163,10 +163,11 @@ def test_what_goes_wrong_is_a_result(page, name, text):
 def test_rounds_have_an_end(page):
     page.fake(*[calls(ADD)] * 8, pieces("Enough."))
     page.say("Again and again.")
-    for _ in range(8):
+    for n in range(8):
         asks(page)
         page.find("#allow").click()
-        until(lambda: not page.shows("#ask-tool"))
+        # the next question may come at once
+        until(lambda n=n: page.texts(".call summary").count("Called: add") > n)
     assert end(page) == "Enough."
     assert [one.get("tool_choice") for one in page.asked()] == [None] * 8 + ["none"]
 
