@@ -217,11 +217,15 @@ def test_another_library_is_tested_again(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("machine", [("aarch64", "linux"), ("x86_64", "darwin")])
+@pytest.mark.parametrize(
+    "machine", [("riscv64", "linux"), ("aarch64", "darwin"), ("x86_64", "darwin")]
+)
 def test_machines_without_own_kernels(monkeypatch, machine):
     monkeypatch.setattr(own_kernels.platform, "machine", lambda: machine[0])
     monkeypatch.setattr(own_kernels.sys, "platform", machine[1])
-    assert own_kernels._start("auto") == Kernels("", "they are for Linux on x86-64 processors")
+    assert own_kernels._start("auto") == Kernels(
+        "", "they are for Linux on x86-64 and ARM processors"
+    )
 
 
 @pytest.mark.parametrize(
