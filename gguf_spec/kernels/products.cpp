@@ -35,10 +35,10 @@ template <class T> void prepare_32(const float * x, char * row, int64_t, int64_t
         if (header == 4) ggml.quantize_q8_1(x + i, q, n);
         else ggml.quantize_q8_0(x + i, q, n);
         for (int64_t b = 0; b < n / 32; b++) {
-            Block32 & block = blocks[i / 32 + b];
-            memcpy(block.bytes, q + size * b + header, 32);
-            block.scale = half_at(q + size * b);
-            block.sum = header == 4 ? half_at(q + size * b + 2) : 0;
+            Block32 & to = blocks[i / 32 + b];
+            memcpy(to.bytes, q + size * b + header, 32);
+            to.scale = half_at(q + size * b);
+            to.sum = header == 4 ? half_at(q + size * b + 2) : 0;
         }
     }
 }
