@@ -47,7 +47,8 @@ inline Floats numbers_at(const char * p, int type) { // L numbers; of Q8_0 those
 template <int TYPE> inline Floats row_at(const char * row, int d) {
     if (TYPE == Q8_0) {
         const char * block = row + d / 32 * 34;
-        return mul(to_floats(ints_of_bytes(block + 2 + d % 32)), all(half_at(block)));
+        const Ints x = ints_of_bytes(block + 2 + d % 32);
+        return mul(to_floats(x), all(half_at(block)));
     }
     return numbers_at(row + d * (TYPE == F32 ? 4 : 2), TYPE);
 }

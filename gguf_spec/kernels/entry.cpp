@@ -102,7 +102,7 @@ const Product * product_of(const Tensor * op) {
         if (!repacked && !(where->is_host && where->is_host(where))) return nullptr;
     }
     for (const Product * p = kernels->products; p->type >= 0; p++) {
-        if (p->columns == 4 && has_eight_columns(w)) continue;
+        if (has_eight_columns(w) && p->columns == 4) continue;
         if (p->type == w->type && p->repacked == repacked) return w->ne[0] % p->block || w->ne[0] > p->most || w->ne[1] % p->columns ? nullptr : p;
     }
     return nullptr;
