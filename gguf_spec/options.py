@@ -386,7 +386,10 @@ LOADING: dict[str, Rule] = {
         "string",
         "Kernels of this package where they work (auto), or llama.cpp's (stock). Names of "
         "instruction sets are for tests.",
-        choices=("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"),
+        choices=(
+            *("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"),
+            *("neondot", "neoni8mm"),
+        ),
     ),
     "draft_threads": Rule(
         "integer", "Threads of the draft model.  [default: as the target]", 1, 512, optional=True

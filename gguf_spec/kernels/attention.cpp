@@ -38,14 +38,8 @@ constexpr uint32_t EVERY = ~0u; // a bit for each position of a tile
 
 inline Floats numbers_at(const char * p, int type) { // L numbers; of Q8_0 those of half a block or a quarter, see row_at
     switch (type) {
-        case F16:
-#if defined(__AVX512BW__)
-            return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p));
-        case BF16: return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) p)), 16));
-#else
-            return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p));
-        case BF16: return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) p)), 16));
-#endif
+        case F16: return floats_of_halves(p);
+        case BF16: return floats_of_brain(p);
         default: return load_floats((const float *) p);
     }
 }
@@ -53,11 +47,7 @@ inline Floats numbers_at(const char * p, int type) { // L numbers; of Q8_0 those
 template <int TYPE> inline Floats row_at(const char * row, int d) {
     if (TYPE == Q8_0) {
         const char * block = row + d / 32 * 34;
-#if defined(__AVX512BW__)
-        const Ints x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) (block + 2 + d % 32)));
-#else
-        const Ints x = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) (block + 2 + d % 32)));
-#endif
+        const Ints x = ints_of_bytes(block + 2 + d % 32);
         return mul(to_floats(x), all(half_at(block)));
     }
     return numbers_at(row + d * (TYPE == F32 ? 4 : 2), TYPE);
@@ -173,10 +163,7 @@ uint32_t hidden_of(const uint16_t * mask, int n, bool & plain) {
     uint16_t copy[TILE] = {};
     if (n < TILE) mask = (const uint16_t *) memcpy(copy, mask, 2 * n);
     for (int i = 0; i < TILE; i += 16) {
-        const __m256i x = _mm256_loadu_si256((const __m256i *) (mask + i)), low = _mm256_cmpeq_epi16(x, _mm256_set1_epi16((short) 0xfc00));
-        const __m256i nothing = _mm256_cmpeq_epi16(_mm256_add_epi16(x, x), _mm256_setzero_si256());
-        const __m256i both_of = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, nothing), 0xd8); // bytes: 16 of low, 16 of nothing
-        const uint32_t bits = (uint32_t) _mm256_movemask_epi8(both_of);
+        const uint32_t bits = mask_bits(mask + i);
         hidden |= (bits & 0xffff) << i, none |= (bits >> 16) << i;
     }
     plain = plain && (hidden | none) == EVERY;
@@ -232,7 +219,7 @@ struct Ahead {
     Ahead(const char * p, size_t stride, int n, int bytes) : p(p), stride(stride), lines((bytes + 63) / 64), left(n), line(0) {}
     void fetch(int n) {
         for (; n > 0 && left > 0; n--) {
-            _mm_prefetch(p + 64 * line, _MM_HINT_T0);
+            prefetch(p + 64 * line);
             if (++line == lines) line = 0, left--, p += stride;
         }
     }
@@ -436,7 +423,7 @@ template <int TK, int TV> void attend(const Sizes & z, Rows & rows, const char *
                 continue;
             }
             convert<TK>(from, z.k->nb[1], n, z.key, k);
-            if (width == 8) score_many<__m256, 1, 8>(k, query, z.key, out, ahead);
+            if (width == 8) score_many<Eight, 1, 8>(k, query, z.key, out, ahead);
             else if (width == 16) score_many<Floats, 16 / L, L == 16 ? 8 : 4>(k, query, z.key, out, ahead);
             else score_many<Floats, 32 / L, L == 16 ? 8 : 2>(k, query, z.key, out, ahead);
         }

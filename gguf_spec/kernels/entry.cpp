@@ -2,7 +2,11 @@
 // wants to. start() puts one at the front of that list. It takes matrix products and attention for which there is a kernel; all
 // other operations go on as ever. No weights are copied. llama.cpp's large buffers get large memory pages, and ggml's own threads, in
 // builds without OpenMP, are kept and sleep where they wait long.
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#else
 #include <cpuid.h>
+#endif
 #include <dlfcn.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -27,14 +31,45 @@ struct Set {
     const Kernels * kernels;
     const TileProduct * tiles;
 };
+#if defined(__aarch64__)
+const Set all_sets[] = {{"neoni8mm", &kernels_neoni8mm, nullptr}, {"neondot", &kernels_neondot, nullptr}};
+const char * const lacks = "!this processor lacks instructions for dot products (ARMv8.2)";
+#else
+const char * const lacks = "!this processor lacks AVX2, FMA or F16C";
 const Set all_sets[] = {
     {"amx", &kernels_avx512vnni, tile_products}, {"avx512vnni", &kernels_avx512vnni, nullptr}, {"avx512", &kernels_avx512, nullptr},
     {"avxvnni", &kernels_avxvnni, nullptr}, {"avx2", &kernels_avx2, nullptr},
 };
+#endif
 const Set * used;                       // the set in use
 const Kernels * kernels;                // its kernels
 std::atomic<int> switched_on{0};        // bit 0: products, bit 1: attention
 std::atomic<long> n_products, n_attentions; // operations computed, for tests
+
+#if defined(__aarch64__)
+// What llama.cpp was compiled for decides how it repacks weights, and with that the set; vectors of 256 bits have a layout of their own.
+int (*is_for_i8mm)(), (*vector_bytes)();
+
+// Whether a set was compiled, and processor and system have its instructions.
+bool has(const Set & set) {
+    const bool pairs = set.kernels == &kernels_neoni8mm;
+    return set.kernels && getauxval(AT_HWCAP) >> 20 & 1 && (!pairs || getauxval(AT_HWCAP2) >> 13 & 1) && pairs == (is_for_i8mm() != 0); // ASIMDDP, I8MM
+}
+bool has_eight_columns(const Tensor * w) { return w->type == Q4_0 && w->ne[1] % 8 == 0 && is_for_i8mm() && vector_bytes() == 32; } // repacked; otherwise four
+void wait_a_little() { asm volatile("isb"); } // about as long as x86's; `yield` does nothing on most processors
+
+// Call ggml_graph_plan, which writes its large result where register x8 says.
+void call_plan(void * result, void * plan_of, void * graph) {
+    register void * a asm("x0") = graph;
+    register long n asm("x1") = 1;
+    register void * none asm("x2") = nullptr, * to asm("x8") = result;
+    asm volatile("blr %4" : "+r"(a), "+r"(n), "+r"(none), "+r"(to) : "r"(plan_of) : "x3", "x4", "x5", "x6", "x7", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16", "x17", "x30", "memory", "cc",
+                 "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+}
+#else
+bool has_eight_columns(const Tensor *) { return false; }
+void wait_a_little() { __builtin_ia32_pause(); }
+void call_plan(void * result, void * plan_of, void * graph) { ((void (*)(void *, void *, int, void *)) plan_of)(result, graph, 1, nullptr); } // its result is in memory
 
 // Whether a set was compiled, and processor and system have its instructions.
 bool has(const Set & set) {
@@ -51,6 +86,7 @@ bool has(const Set & set) {
     if (!avx512 || !(c7 >> 11 & 1)) return false;
     return strcmp(set.name, "amx") || (set.tiles && all(low, 3u << 17) && all(d7, 1u << 22 | 3u << 24)); // BF16, TILE, INT8
 }
+#endif
 
 // The kernel for a product, or null. The answer does not depend on the number of rows.
 const Product * product_of(const Tensor * op) {
@@ -66,6 +102,7 @@ const Product * product_of(const Tensor * op) {
         if (!repacked && !(where->is_host && where->is_host(where))) return nullptr;
     }
     for (const Product * p = kernels->products; p->type >= 0; p++) {
+        if (has_eight_columns(w) && p->columns == 4) continue;
         if (p->type == w->type && p->repacked == repacked) return w->ne[0] % p->block || w->ne[0] > p->most || w->ne[1] % p->columns ? nullptr : p;
     }
     return nullptr;
@@ -305,7 +342,7 @@ void barrier(void * threads) {
     }
     for (int i = 0; i < n_spins; i++) {
         if (pool->n_barrier_passed.load(std::memory_order_relaxed) != passed) return std::atomic_thread_fence(std::memory_order_seq_cst);
-        __builtin_ia32_pause();
+        wait_a_little();
     }
     n_sleepers++;
     while (pool->n_barrier_passed.load() == passed) futex(&pool->n_barrier_passed, FUTEX_WAIT_PRIVATE, passed);
@@ -322,7 +359,7 @@ int wait_for_work(pthread_cond_t * changed, pthread_mutex_t * lock) {
         spun = {pool, before};
         pthread_mutex_unlock(lock);
         const int n = n_spins / 50 + 1; // less than a millisecond: the next pass comes soon, or after a request
-        for (int i = 0; i < n && pool->n_graph.load(std::memory_order_relaxed) == before; i++) __builtin_ia32_pause();
+        for (int i = 0; i < n && pool->n_graph.load(std::memory_order_relaxed) == before; i++) wait_a_little();
         return pthread_mutex_lock(lock);
     }
     spun = {};
@@ -425,7 +462,7 @@ bool tensors_are_off(void * base, void * cpu) {
     int (*n_nodes)(void *), (*n_places)(void *);
     const char * (*name_of)(const Tensor *);
     void (*threads_of)(ThreadPoolParams *, int);
-    void (*plan_of)(void * result, void * graph, int n_threads, void * threads); // a large result is written where the caller says
+    void * plan_of;
     if (!find(base, "ggml_init", init) || !find(base, "ggml_free", end) || !find(base, "ggml_get_data", data_of) || !find(base, "ggml_get_name", name_of) ||
         !find(base, "ggml_new_tensor_2d", new_tensor) || !find(base, "ggml_mul_mat", mul_mat) || !find(base, "ggml_scale", scale) || !find(base, "ggml_view_1d", view) ||
         !find(base, "ggml_new_graph_custom", new_graph) || !find(base, "ggml_build_forward_expand", expand) || !find(base, "ggml_graph_n_nodes", n_nodes) ||
@@ -441,7 +478,7 @@ bool tensors_are_off(void * base, void * cpu) {
     char room[1024];
     memset(room, 0xa5, sizeof(room));
     size_t plan_bytes = sizeof(room);
-    plan_of(room, graph, 1, nullptr);
+    call_plan(room, plan_of, graph);
     while (plan_bytes && room[plan_bytes - 1] == (char) 0xa5) plan_bytes--;
     ThreadPoolParams threads = {};
     threads_of(&threads, 3);
@@ -514,6 +551,9 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
     if (!list || !plain || !ggml.barrier || !ggml.plan || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1)
         return "!llama.cpp's libraries lack functions that the kernels need";
     ggml.repacked = repacked ? repacked() : nullptr;
+#if defined(__aarch64__)
+    if (!find(cpu, "ggml_cpu_has_matmul_int8", is_for_i8mm) || !find(cpu, "ggml_cpu_get_sve_cnt", vector_bytes)) return "!llama.cpp's libraries lack functions that the kernels need";
+#endif
     for (const Set & set : all_sets) {
         if (!has(set) || (*wanted && strcmp(set.name, wanted))) continue;
         List & entries = list();
@@ -537,7 +577,7 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
         switched_on = 3;
         return set.name;
     }
-    return *wanted ? "!this processor, or the library, lacks the instruction set" : "!this processor lacks AVX2, FMA or F16C";
+    return *wanted ? "!this processor, or the library, lacks the instruction set" : lacks;
 }
 
 // Prepare to keep ggml's threads, which sleep after `spins` turns at a barrier. Returns whether that is possible; the caller lets ggml call

@@ -3,7 +3,7 @@
 // Four vectors of sums for each row and column, L elements apart, added pairwise at the end. The last k % (4 L) elements go
 // to the first sums, with zeros behind them.
 #pragma once
-#include "interleaved.h"
+#include "simd.h"
 
 namespace ISA {
 
@@ -17,25 +17,13 @@ struct Weights_F32 {
 };
 struct Weights_F16 {
     typedef uint16_t Number;
-    static Floats at(const Number * p) {
-#if defined(__AVX512BW__)
-        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p));
-#else
-        return halves_at(p);
-#endif
-    }
-    static float one(Number x) { return _cvtsh_ss(x); }
-    static float rounded(float x) { return _cvtsh_ss(_cvtss_sh(x, 0)); }
+    static Floats at(const Number * p) { return floats_of_halves(p); }
+    static float one(Number x) { return half_at(&x); }
+    static float rounded(float x) { return rounded_to_half(x); }
 };
 struct Weights_BF16 {
     typedef uint16_t Number;
-    static Floats at(const Number * p) {
-#if defined(__AVX512BW__)
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) p)), 16));
-#else
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) p)), 16));
-#endif
-    }
+    static Floats at(const Number * p) { return floats_of_brain(p); }
     static float of_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
     static float one(Number x) { return of_bits((uint32_t) x << 16); }
     static float rounded(float x) { // to the nearest, ties to even; a NaN stays one

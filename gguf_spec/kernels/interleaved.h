@@ -196,19 +196,6 @@ template <class T, int R> static void tile32_narrow(const char * p, int64_t n_bl
     UNROLL for (int r = 0; r < R; r++) _mm256_storeu_ps(y[r], acc[r]);
 }
 
-// CALL(R) with R = n, from 1 to MOST.
-#define CASE(R, MOST, CALL) case R: if constexpr (R <= MOST) { CALL(R); } break;
-#define WITH_ROWS(n, MOST, CALL) \
-    switch (n) { \
-        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL) CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) CASE(8, MOST, CALL) \
-    }
-
-// Rows of the next tile of n: as few tiles as possible, of nearly the same size.
-static inline int next_tile(int n, int most) {
-    const int tiles = (n + most - 1) / most;
-    return (n + tiles - 1) / tiles;
-}
-
 template <class T> static void multiply32_interleaved(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
     for (int r0 = 0; r0 < n;) {
         const int m = next_tile(n - r0, ROWS);
@@ -236,16 +223,6 @@ template <class T> static void multiply32_interleaved(const char * w, size_t str
 }
 
 // ---- superblocks of 256: parts of 32 (Q4_K) or 16 (Q2_K) elements have integer scales and minima
-
-// Prepared row: k bytes | scale of each superblock | sums of 16 activations (16 bits) | sums of 32 (16 bits).
-struct Row256 {
-    const char * bytes;
-    const float * scale;
-    const int16_t * sums16, * sums32;
-    Row256() {}
-    Row256(const char * row, int64_t k)
-        : bytes(row), scale((const float *) (row + k)), sums16((const int16_t *) (row + k + k / 64)), sums32((const int16_t *) (row + k + k / 64 + k / 8)) {}
-};
 
 // Scales and minima of a superblock of L columns, a lane each.
 struct Scales {

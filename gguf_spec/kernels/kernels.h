@@ -55,3 +55,4 @@ struct Kernels {
 };
 // A library has the sets that it was compiled with; the address of another is null.
 extern const Kernels kernels_avx2 __attribute__((weak)), kernels_avxvnni __attribute__((weak)), kernels_avx512 __attribute__((weak)), kernels_avx512vnni __attribute__((weak));
+extern const Kernels kernels_neondot __attribute__((weak)), kernels_neoni8mm __attribute__((weak));

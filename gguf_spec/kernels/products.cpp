@@ -5,7 +5,11 @@
 // them.
 #include "kernels.h"
 #include "floats.h"
+#if defined(__aarch64__)
+#include "neon.h"
+#else
 #include "plain.h"
+#endif
 
 namespace ISA {
 
@@ -20,13 +24,31 @@ constexpr int PART = 1024; // elements that are quantised at a time
 constexpr int64_t ANY = INT64_MAX;
 
 // Activations of a block of 32: 16-bit scale, with `header` bytes, then 32 bytes. q8_1 has a second number: scale times sum.
+size_t bytes_blocks(int64_t k) { return k / 32 * sizeof(Block32); }
+#if defined(__aarch64__)
+template <class T> void prepare_32(const float * x, char * row, int64_t, int64_t begin, int64_t end) {
+    constexpr int header = T::minimum ? 4 : 2, size = header + 32;
+    char q[PART / 32 * 36];
+    Block32 * blocks = (Block32 *) row;
+    for (int64_t i = begin; i < end; i += PART) {
+        const int64_t n = end - i < PART ? end - i : PART;
+        if (header == 4) ggml.quantize_q8_1(x + i, q, n);
+        else ggml.quantize_q8_0(x + i, q, n);
+        for (int64_t b = 0; b < n / 32; b++) {
+            Block32 & to = blocks[i / 32 + b];
+            memcpy(to.bytes, q + size * b + header, 32);
+            to.scale = half_at(q + size * b);
+            to.sum = header == 4 ? half_at(q + size * b + 2) : 0;
+        }
+    }
+}
+#else
 int32_t sum_of(const int8_t * a, int n) {
     int32_t sum = 0;
     for (int i = 0; i < n; i++) sum += a[i];
     return sum;
 }
 
-size_t bytes_interleaved32(int64_t k) { return k / 32 * sizeof(Block32); }
 template <class T> void prepare_interleaved32(const float * x, char * row, int64_t, int64_t begin, int64_t end) {
     char q[PART / 32 * 34];
     Block32 * blocks = (Block32 *) row;
@@ -61,38 +83,7 @@ template <class T> void prepare_plain32(const float * x, char * row, int64_t k, 
         }
     }
 }
-
-// Low bytes of L integers.
-inline void store_bytes(char * to, Ints x) {
-#if defined(__AVX512BW__)
-    _mm_storeu_si128((__m128i *) to, _mm512_cvtepi32_epi8(x));
-#else
-    const __m256i four = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c080400));
-    const __m256i eight = _mm256_permutevar8x32_epi32(four, _mm256_set_epi32(4, 0, 4, 0, 4, 0, 4, 0));
-    _mm_storel_epi64((__m128i *) to, _mm256_castsi256_si128(eight));
 #endif
-}
-inline Ints at_most(Ints x, int most) {
-#if defined(__AVX512BW__)
-    return _mm512_min_epi32(x, all_ints(most));
-#else
-    return _mm256_min_epi32(x, all_ints(most));
-#endif
-}
-inline Ints bits_of(Floats x) {
-#if defined(__AVX512BW__)
-    return _mm512_castps_si512(x);
-#else
-    return _mm256_castps_si256(x);
-#endif
-}
-inline Floats sizes_of(Floats x) {
-#if defined(__AVX512BW__)
-    return _mm512_abs_ps(x);
-#else
-    return _mm256_andnot_ps(all(-0.0f), x);
-#endif
-}
 
 // What ggml's quantize_row_q8_K does, with vectors: scale, 256 bytes and 16 sums for each 256 elements. The number with the largest size
 // becomes -127; of several the first one counts. A number is rounded by the bits of its sum with 1.5 * 2^23, which is defined for NaN, too.
@@ -119,10 +110,14 @@ void quantize_q8_K(const float * x, char * out, int64_t n) {
         }
         int16_t sums[16];
         UNROLL for (int i = 0; i < 256; i += 32) { // of the bytes plus 128, by differences from zero
+#if defined(__aarch64__)
+            UNROLL for (int j = 0; j < 32; j += 16) sums[(i + j) / 16] = (int16_t) vaddlvq_s8(vld1q_s8((const int8_t *) bytes + i + j));
+#else
             alignas(32) int64_t sum[4];
             const __m256i plus = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *) (bytes + i)), _mm256_set1_epi8((char) 128));
             _mm256_store_si256((__m256i *) sum, _mm256_sad_epu8(plus, _mm256_setzero_si256()));
             sums[i / 16] = (int16_t) (sum[0] + sum[1] - 2048), sums[i / 16 + 1] = (int16_t) (sum[2] + sum[3] - 2048);
+#endif
         }
         memcpy(bytes + 256, sums, 32);
     }
@@ -154,14 +149,28 @@ template <class T> void prepare_floats(const float * x, char * row, int64_t, int
 
 } // namespace
 
-#define INTERLEAVED32(T) {T, true, 32, ANY, 8, 32, bytes_interleaved32, prepare_interleaved32<Interleaved_##T>, multiply32_interleaved<Interleaved_##T>}
+#if defined(__aarch64__)
+// With llama.cpp's layouts for a processor with, or without, products of pairs.
+#define PLAIN32(T) {T, false, 32, ANY, 1, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T, Plain>}
+#define REPACKED32(T, LAYOUT) {T, true, 32, ANY, 4, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T, LAYOUT>}
+#define IN_EIGHT(T) {T, true, 32, ANY, 8, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T##_in_eight, Repacked<UNIT, 8>>}
+#define PLAIN256(T) {T, false, 256, ANY, 1, 256, bytes_256, prepare_256, multiply256<Type_##T, Plain>}
+#define REPACKED256(T) {T, true, 256, ANY, 8, 256, bytes_256, prepare_256, multiply256<Type_##T, Repacked<UNIT, 8>>}
+#else
+#define INTERLEAVED32(T) {T, true, 32, ANY, 8, 32, bytes_blocks, prepare_interleaved32<Interleaved_##T>, multiply32_interleaved<Interleaved_##T>}
 #define INTERLEAVED256(T) {T, true, 256, ANY, 8, 256, bytes_256, prepare_256, multiply256_interleaved<Interleaved_##T>}
 #define PLAIN32(T) {T, false, 32, MOST_PLAIN32, 1, 32, bytes_plain32, prepare_plain32<Plain_##T>, multiply32_plain<Plain_##T>}
 #define PLAIN256(T) {T, false, 256, ANY, 1, 256, bytes_256, prepare_256, multiply_super<Plain_##T>}
+#endif
 #define FLOATS(T) {T, false, 1, ANY, 1, 64, bytes_floats, prepare_floats<Weights_##T>, multiply_floats<Weights_##T>}
 
 const Product products[] = {
+#if defined(__aarch64__)
+    REPACKED32(Q4_0, Repacked4), REPACKED32(Q8_0, Repacked4), REPACKED32(IQ4_NL, Repacked4x4), REPACKED32(MXFP4, Repacked4x4),
+    IN_EIGHT(Q4_0), REPACKED256(Q4_K), REPACKED256(Q5_K), REPACKED256(Q6_K),
+#else
     INTERLEAVED32(Q4_0), INTERLEAVED32(IQ4_NL), INTERLEAVED32(MXFP4), INTERLEAVED256(Q4_K), INTERLEAVED256(Q2_K),
+#endif
     PLAIN32(Q4_0), PLAIN32(Q4_1), PLAIN32(Q5_0), PLAIN32(Q5_1), PLAIN32(Q8_0), PLAIN32(IQ4_NL), PLAIN32(MXFP4),
     PLAIN256(Q2_K), PLAIN256(Q3_K), PLAIN256(Q4_K), PLAIN256(Q5_K), PLAIN256(Q6_K),
     FLOATS(F32), FLOATS(F16), FLOATS(BF16),

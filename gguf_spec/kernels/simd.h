@@ -1,10 +1,16 @@
 // A vector of the widest kind of the instruction set: L floats or 32-bit integers, 4 L bytes.
 #pragma once
-#include <immintrin.h>
 #include <cstdint>
 #include <cstring>
 
 #define UNROLL _Pragma("GCC unroll 32")
+
+#if defined(__aarch64__)
+#include "simd_neon.h"
+
+namespace ISA {
+#else
+#include <immintrin.h>
 
 namespace ISA {
 
@@ -54,6 +60,14 @@ static inline Ints pairs16(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 static inline Ints subtract_bytes(Ints a, Ints b) { return _mm512_sub_epi8(a, b); }
 static inline Ints absolute(Ints a) { return _mm512_abs_epi8(a); }
 static inline Ints with_sign_of(Ints a, Ints s) { return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(s), zero_ints(), a); }
+static inline Ints at_most(Ints x, int most) { return _mm512_min_epi32(x, all_ints(most)); }
+static inline Ints bits_of(Floats x) { return _mm512_castps_si512(x); }
+static inline Floats sizes_of(Floats x) { return _mm512_abs_ps(x); }
+static inline void store_bytes(char * to, Ints x) { _mm_storeu_si128((__m128i *) to, _mm512_cvtepi32_epi8(x)); } // low bytes
+// L numbers of F16, of BF16, and of 8 bits.
+static inline Floats floats_of_halves(const void * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
+static inline Floats floats_of_brain(const void * p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) p)), 16)); }
+static inline Ints ints_of_bytes(const void * p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) p)); }
 #else
 constexpr int L = 8;
 typedef __m256 Floats;
@@ -102,8 +116,20 @@ static inline Ints pairs16(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
 static inline Ints subtract_bytes(Ints a, Ints b) { return _mm256_sub_epi8(a, b); }
 static inline Ints absolute(Ints a) { return _mm256_abs_epi8(a); }
 static inline Ints with_sign_of(Ints a, Ints s) { return _mm256_sign_epi8(a, s); }
+static inline Ints at_most(Ints x, int most) { return _mm256_min_epi32(x, all_ints(most)); }
+static inline Ints bits_of(Floats x) { return _mm256_castps_si256(x); }
+static inline Floats sizes_of(Floats x) { return _mm256_andnot_ps(all(-0.0f), x); }
+static inline void store_bytes(char * to, Ints x) {
+    const __m256i four = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c080400));
+    const __m256i eight = _mm256_permutevar8x32_epi32(four, _mm256_set_epi32(4, 0, 4, 0, 4, 0, 4, 0));
+    _mm_storel_epi64((__m128i *) to, _mm256_castsi256_si128(eight));
+}
+static inline Floats floats_of_halves(const void * p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p)); }
+static inline Floats floats_of_brain(const void * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) p)), 16)); }
+static inline Ints ints_of_bytes(const void * p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) p)); }
 #endif
 
+typedef __m256 Eight; // eight floats
 static inline void set_all(__m256 & x, float y) { x = _mm256_set1_ps(y); }
 
 // HAS_DOT: four bytes are multiplied and added in one instruction. Without it products of bytes pass through 16 bits.
@@ -122,6 +148,8 @@ static inline Ints add_pairs16(Ints sum, Ints a, Ints b) { return add32(sum, pai
 
 static inline int32_t int_at(const void * p) { int32_t x; memcpy(&x, p, 4); return x; }
 static inline float half_at(const void * p) { uint16_t x; memcpy(&x, p, 2); return _cvtsh_ss(x); }
+static inline float rounded_to_half(float x) { return _cvtsh_ss(_cvtss_sh(x, 0)); }
+static inline void prefetch(const void * p) { _mm_prefetch(p, _MM_HINT_T0); }
 // The same 16 bytes in each 128-bit lane, and the same 8 bytes everywhere.
 static inline Ints in_each_lane(__m128i x) {
 #if defined(__AVX512BW__)
@@ -177,6 +205,38 @@ static inline float sum8(__m256 x) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+
+// Bits of 16 numbers of a mask: which are -infinity (low 16), which are zero (high 16).
+static inline uint32_t mask_bits(const uint16_t * mask) {
+    const __m256i x = _mm256_loadu_si256((const __m256i *) mask), low = _mm256_cmpeq_epi16(x, _mm256_set1_epi16((short) 0xfc00));
+    const __m256i nothing = _mm256_cmpeq_epi16(_mm256_add_epi16(x, x), _mm256_setzero_si256());
+    const __m256i both_of = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, nothing), 0xd8); // bytes: 16 of low, 16 of nothing
+    return (uint32_t) _mm256_movemask_epi8(both_of);
+}
+#endif
+
+// CALL(R) with R = n, from 1 to MOST.
+#define CASE(R, MOST, CALL) case R: if constexpr (R <= MOST) { CALL(R); } break;
+#define WITH_ROWS(n, MOST, CALL) \
+    switch (n) { \
+        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL) CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) CASE(8, MOST, CALL) \
+    }
+
+// Rows of the next tile of n: as few tiles as possible, of nearly the same size.
+static inline int next_tile(int n, int most) {
+    const int tiles = (n + most - 1) / most;
+    return (n + tiles - 1) / tiles;
+}
+
+// Prepared row: k bytes | scale of each superblock | sums of 16 activations (16 bits) | sums of 32 (16 bits).
+struct Row256 {
+    const char * bytes;
+    const float * scale;
+    const int16_t * sums16, * sums32;
+    Row256() {}
+    Row256(const char * row, int64_t k)
+        : bytes(row), scale((const float *) (row + k)), sums16((const int16_t *) (row + k + k / 64)), sums32((const int16_t *) (row + k + k / 64 + k / 8)) {}
+};
 
 // A number as a type, for shifts and places that must be known at compile time.
 template <int N> struct Int { static constexpr int value = N; };

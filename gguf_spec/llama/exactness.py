@@ -57,7 +57,7 @@ def has_exact_attention(
 def has_exact_products(header: Header, options: ContextOptions) -> bool:
     """Return whether cached values of a prompt have the same bits in passes of all widths."""
     cached = [one for one in header.tensors if not _ONLY_FOR_LOGITS.match(one.name)]
-    return is_x86() and not _inexact_types(cached, options)
+    return not _inexact_types(cached, options)
 
 
 def most_exact_rows(header: Header, options: ContextOptions) -> int:
@@ -79,4 +79,6 @@ def _inexact_types(tensors: Iterable[Tensor], options: ContextOptions) -> set[in
     """
     is_own = in_use().name and not options.rpc
     types = {tensor.type for tensor in tensors if len(tensor.shape) > 1}
-    return types - (TYPES if is_own else _SAME_IN_ANY_WIDTH)
+    if is_own:
+        return types - TYPES
+    return types - _SAME_IN_ANY_WIDTH if is_x86() else types

@@ -3,7 +3,8 @@
 The own kernels are a library of `gguf_spec/kernels`. It enters itself into a list of llama.cpp,
 which then asks it first for each matrix product with weights and for flash attention on the CPU.
 The library is made for two versions of ggml, whose structures it looks up before it enters itself,
-and for x86-64 processors with AVX2. The first model of a process decides whether it is used.
+and for processors with AVX2 (x86-64) or with instructions for dot products (ARM, Linux). The first
+model of a process decides whether it is used.
 
 Some builds of llama.cpp crash, or could compute wrong results, in the kernels that repack weights
 for a CPU (AMX above all). If a probe fails, models are loaded with `use_extra_bufts=False`, which
@@ -134,10 +135,9 @@ def path_of_library() -> Path:
 
 def _start(wanted: str) -> Kernels:
     stock = Kernels("", "switched off")
-    if not is_x86() or sys.platform != "linux":
-        return (
-            stock if wanted == "stock" else Kernels("", "they are for Linux on x86-64 processors")
-        )
+    if not (is_x86() or is_arm()) or sys.platform != "linux":
+        reason = "they are for Linux on x86-64 and ARM processors"
+        return stock if wanted == "stock" else Kernels("", reason)
     if not path_of_library().is_file():
         return stock if wanted == "stock" else Kernels("", "the library was not compiled", _SET_UP)
     if not CPU_LIBRARY:
@@ -330,3 +330,7 @@ def flash_on_cpu(header: Header, options: ContextOptions) -> str:
 
 def is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def is_arm() -> bool:
+    return platform.machine().lower() in ("aarch64", "arm64")

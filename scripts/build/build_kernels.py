@@ -32,7 +32,11 @@ SETS = {
     "avx512": (AVX512, ["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
     "avxvnni": ([*AVX2, "-mavxvnni"], ["avx_vnni"]),
     "avx2": (AVX2, ["avx2", "fma", "f16c"]),
+    # for ARM: which one is used depends on what llama.cpp was compiled for, too
+    "neoni8mm": (["-march=armv8.2-a+dotprod+i8mm"], ["asimddp", "i8mm"]),
+    "neondot": (["-march=armv8.2-a+dotprod"], ["asimddp"]),
 }
+ARM = ("neoni8mm", "neondot")
 # Options of a single file. Comparisons may not raise exceptions (nobody looks): otherwise GCC leaves branches in its loops.
 OF_FILE = {"sampling": ["-fno-trapping-math"]}
 # Sums are added as written: no contraction to fused operations but the explicit ones, so that bits do not depend on the compiler.
@@ -53,22 +57,31 @@ FLAGS = [
 ]
 
 
+def is_arm(machine: str = "") -> bool:
+    return (machine or platform.machine()).lower() in ("aarch64", "arm64")
+
+
 def is_possible() -> bool:
     """Return whether there are kernels for this kind of machine."""
-    return platform.machine().lower() in ("x86_64", "amd64") and sys.platform.startswith("linux")
+    known = is_arm() or platform.machine().lower() in ("x86_64", "amd64")
+    return known and sys.platform.startswith("linux")
 
 
-def sets(which: str) -> list:
-    """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), or `all`."""
+def sets(which: str, machine: str = "") -> list:
+    """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), or `all`.
+
+    On ARM the best ones are all that it has: llama.cpp decides.
+    """
+    known = [name for name in SETS if (name in ARM) == is_arm(machine)]
+    if which == "all":
+        return known
     flags = set(cpu_features())
     # where the system hides what the processor has, all are compiled
-    here = [name for name, (_, needed) in SETS.items() if flags.issuperset(needed)] or list(SETS)
-    best = here[: 2 if here[0] == "amx" else 1]
-    return {
-        "best": best if len(here) < len(SETS) or "avx2" in flags else here,
-        "here": here,
-        "all": list(SETS),
-    }[which]
+    here = [name for name in known if flags.issuperset(SETS[name][1])] or known
+    is_hidden = here == known and "avx2" not in flags
+    if which == "here" or is_arm(machine) or is_hidden:
+        return here
+    return here[: 2 if here[0] == "amx" else 1]
 
 
 def inputs(which: str) -> list:
@@ -90,9 +103,12 @@ def knows_tiles(compiler: list) -> bool:
 
 
 def build(
-    folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None
+    folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None, machine=""
 ) -> Path:
-    """Compile the library into `folder` and return its path. Where the sources lie does not change its bytes."""
+    """Compile the library into `folder` and return its path. Where the sources lie does not change its bytes.
+
+    `machine`: the processor that the compiler is for, if it is not this one's kind.
+    """
     compiler = compiler or compiler_command("CXX")
     link = ["-shared", "-O3", "-Wl,--as-needed"]
     if {"zig", "ziglang"} & {
@@ -103,7 +119,7 @@ def build(
     with tempfile.TemporaryDirectory() as work:
         jobs = []
         flags = [*flags, f"-ffile-prefix-map={sources}=."]
-        for name in sets(which):
+        for name in sets(which, machine):
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
             parts = ("attention", "products", "sampling") if name != "amx" else ("tiles",)
             if name == "amx" and not knows_tiles(compiler):
@@ -152,7 +168,7 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=SOURCES)
     args = parser.parse_args()
     if not inputs(args.sets):
-        print("Error: the kernels are for Linux on x86-64 processors.", file=sys.stderr)
+        print("Error: the kernels are for Linux on x86-64 and ARM processors.", file=sys.stderr)
         return 1
     try:
         print(build(args.folder, args.sets))

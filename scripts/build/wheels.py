@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/build/wheels.py [--out FOLDER] [--with-dependencies [VERSION ...]] [--try]
 
-Ours is made twice: for Linux on x86-64 with the kernels of all instruction sets, and for all else without kernels. llama-cpp-python's is assembled
+Ours is made twice: for Linux on this kind of processor with the kernels of all instruction sets, and for all else without kernels. llama-cpp-python's is assembled
 from ready-made libraries (ready_made.py), for each row of its table. So `pip install --find-links FOLDER gguf-spec` compiles nothing; with
 --with-dependencies the folder has all other packages too, for `--no-index`. auditwheel names the oldest glibc for the platform of each wheel.
 The same sources and compiler make the same bytes, in whatever folder. It needs a C++ compiler, the project's .venv, and pip's and npm's indexes.
@@ -87,10 +87,10 @@ def our_files(out: Path, work: Path, auditor: Auditor, log) -> None:
     for plugin in sorted((source / "plugins").glob("*/pyproject.toml")):
         hatch("wheel", plugin.parent, out, log)
     if not build_kernels.is_possible():
-        say("No wheel with kernels: they are for Linux on x86-64.")
+        say("No wheel with kernels: they are for Linux on x86-64 and ARM.")
         return
     say(
-        f"Compiling the kernels ({', '.join(build_kernels.SETS)}) with {build_kernels.compiler_command('CXX')[0]}."
+        f"Compiling the kernels ({', '.join(build_kernels.sets('all'))}) with {build_kernels.compiler_command('CXX')[0]}."
     )
     build_kernels.build(
         source / "gguf_spec" / "kernels", "all", source / "gguf_spec" / "kernels", ["-s"]

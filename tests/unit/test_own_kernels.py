@@ -15,7 +15,7 @@ import pytest
 import gguf_spec
 from gguf_spec.doctor import installation
 from gguf_spec.errors import InvalidOptionError
-from gguf_spec.llama import own_kernels, probe, selftest
+from gguf_spec.llama import exactness, own_kernels, probe, selftest
 from gguf_spec.llama.bindings import CPU_LIBRARY
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.own_kernels import Kernels
@@ -217,11 +217,15 @@ def test_another_library_is_tested_again(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("machine", [("aarch64", "linux"), ("x86_64", "darwin")])
+@pytest.mark.parametrize(
+    "machine", [("riscv64", "linux"), ("aarch64", "darwin"), ("x86_64", "darwin")]
+)
 def test_machines_without_own_kernels(monkeypatch, machine):
     monkeypatch.setattr(own_kernels.platform, "machine", lambda: machine[0])
     monkeypatch.setattr(own_kernels.sys, "platform", machine[1])
-    assert own_kernels._start("auto") == Kernels("", "they are for Linux on x86-64 processors")
+    assert own_kernels._start("auto") == Kernels(
+        "", "they are for Linux on x86-64 and ARM processors"
+    )
 
 
 @pytest.mark.parametrize(
@@ -441,3 +445,15 @@ def test_a_problem_of_kernels_that_nobody_wants_is_not_kept(tmp_path, monkeypatc
     monkeypatch.setattr(probe, "run", lambda *_, **__: problems.pop(0))
     assert own_kernels.library_problem("auto", quietly=True) == "it fails"
     assert own_kernels.library_problem("auto") == ""
+
+
+@pytest.mark.parametrize(("used", "exact"), [("neondot", True), ("", False)])
+def test_products_on_arm_are_exact_with_the_own_kernels_alone(monkeypatch, used, exact):
+    """llama.cpp's are not, and which ones depends on how it was compiled; of types without own kernels nothing is known."""
+    monkeypatch.setattr(own_kernels.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(exactness, "in_use", lambda: Kernels(used))
+    q4_1 = SimpleNamespace(name="blk.0.ffn_up.weight", type=3, shape=(64, 64))
+    iq3_s = SimpleNamespace(name="blk.0.ffn_down.weight", type=21, shape=(64, 64))
+    options = ContextOptions()
+    assert exactness.has_exact_products(SimpleNamespace(tensors=[q4_1]), options) is exact
+    assert not exactness.has_exact_products(SimpleNamespace(tensors=[q4_1, iq3_s]), options)
