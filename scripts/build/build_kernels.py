@@ -62,8 +62,9 @@ def is_arm(machine: str = "") -> bool:
 
 
 def is_possible() -> bool:
-    """Return whether there are kernels for this kind of machine."""
-    known = is_arm() or platform.machine().lower() in ("x86_64", "amd64")
+    """Return whether there are kernels for this kind of machine; those for ARM are compiled where they are asked for."""
+    is_asked = is_arm() and os.environ.get("GGUF_SPEC_KERNELS") in ARM
+    known = is_asked or platform.machine().lower() in ("x86_64", "amd64")
     return known and sys.platform.startswith("linux")
 
 

@@ -87,7 +87,7 @@ def our_files(out: Path, work: Path, auditor: Auditor, log) -> None:
     for plugin in sorted((source / "plugins").glob("*/pyproject.toml")):
         hatch("wheel", plugin.parent, out, log)
     if not build_kernels.is_possible():
-        say("No wheel with kernels: they are for Linux on x86-64 and ARM.")
+        say("No wheel with kernels: there are none for this kind of machine.")
         return
     say(
         f"Compiling the kernels ({', '.join(build_kernels.sets('all'))}) with {build_kernels.compiler_command('CXX')[0]}."

@@ -447,6 +447,14 @@ def test_a_problem_of_kernels_that_nobody_wants_is_not_kept(tmp_path, monkeypatc
     assert own_kernels.library_problem("auto") == ""
 
 
+def test_kernels_for_arm_are_used_where_they_are_asked_for(monkeypatch):
+    monkeypatch.setattr(own_kernels.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(own_kernels.sys, "platform", "linux")
+    monkeypatch.setattr(own_kernels, "path_of_library", lambda: Path("/none"))
+    assert "emulation only" in own_kernels._start("auto").reason
+    assert own_kernels._start("neondot").reason == "the library was not compiled"
+
+
 @pytest.mark.parametrize(("used", "exact"), [("neondot", True), ("", False)])
 def test_products_on_arm_are_exact_with_the_own_kernels_alone(monkeypatch, used, exact):
     """llama.cpp's are not, and which ones depends on how it was compiled; of types without own kernels nothing is known."""
