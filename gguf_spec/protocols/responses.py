@@ -546,6 +546,9 @@ def read_response(
     instructions, previous = data.get("instructions"), data.get("previous_response_id")
     before = store.conversation(previous, "previous_response_id") if previous else []
     items = [*before, *read_input(data["input"], store.finder())]
+    messages = messages_of(instructions, items)
+    if not messages:
+        raise invalid_value("input", "has no message, call or result.")
     tools = data.get("tools", [])
     form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
     given_reasoning = data.get("reasoning", {})
@@ -562,7 +565,7 @@ def read_response(
         default,
         most,
         names,
-        messages=messages_of(instructions, items),
+        messages=messages,
         tools=_chosen(tools, data),
         reasoning=reasoning,
     )

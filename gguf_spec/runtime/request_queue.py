@@ -140,7 +140,8 @@ class QueuedRequest:
     has_ended: bool
 
     def __init__(self, generation: Generation, ticket: Ticket | None = None) -> None:
-        self.generation, self.ticket = generation, ticket
+        self.generation: Generation = generation
+        self.ticket: Ticket | None = ticket
         self.prompt: list[int] = [*generation.prompt]
         self.thread: int = threading.get_ident()
         self.stream: Callable[[], Stream | None] = lambda: None

@@ -100,6 +100,8 @@ _RESPONSE = _all(
         **_counts("input_tokens", "output_tokens", "total_tokens"),
     ),
 )
+# what `optional` answers where there is none
+_RESPONSE_OR_NONE = {"anyOf": [_RESPONSE, _only("id", object="response", status="gone")]}
 _MESSAGE = _all(
     "id",
     "model",
@@ -187,7 +189,7 @@ _KEPT = "A stored response, or one that goes on in the background, perhaps with 
 _SLOTS = "The slots of the models in memory: one for each request that can run at once."
 # Path, method, description, answer, status codes of errors, and parameters of the query.
 _OTHERS: list[tuple[str, str, str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
-    ("/v1/responses/{id}", "get", _KEPT, _RESPONSE, _STORED, _EVENTS_AFTER),
+    ("/v1/responses/{id}", "get", _KEPT, _RESPONSE_OR_NONE, _STORED, _EVENTS_AFTER),
     ("/v1/responses/{id}", "delete", "Forget a stored response.", _DELETED, _STORED, {}),
     ("/v1/responses/{id}/cancel", "post", "Cancel a response.", _RESPONSE, _STORED, {}),
     ("/v1/responses/{id}/input_items", "get", "The items of its input.", _ITEMS, _STORED, _PAGE),

@@ -37,7 +37,8 @@ class Alarm:
 
     def __init__(self, seconds: float, ring: Callable[[], object]) -> None:
         """Set the limit; 0 for none."""
-        self._seconds, self._ring, self.has_rung = seconds, ring, False
+        self._seconds, self._ring = seconds, ring
+        self.has_rung: bool = False
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None  # begin of the step that is not yet over
         self._timer: asyncio.TimerHandle | None = None

@@ -32,6 +32,7 @@ GIVEN = {
     "kind": [None], "error": [None], "trace": [None], "input_ids": [], "profile": [DEFAULT_PROFILE], "snapshot": [None],
     "prompts": [["ab"]], "cached": [[1]], "parts": [[]], "prefix": ["a"], "suffix": ["b"], "llm": [],
     "texts": ["ab", [[1, 2]]], "query": ["a"], "documents": [["b"]], "options": [["b"]], "least_cut": [0], "why": ["planted"], "n": [0], "n_tokens": [2], "most": [8], "instruction": ["shorten it"], "question": ["a"],
+    "results": [["b"]],
     "call": [lambda _: None], "listener": [Listener(lambda _: None)],
     "other": [SimpleNamespace(index=0, cached=[1], n_read=0, least_cut=0)],
 }  # fmt: skip

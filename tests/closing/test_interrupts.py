@@ -17,6 +17,7 @@ from llama_cpp import llama_cpp as C
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError
+from gguf_spec.llama import threads
 from gguf_spec.llama.threads import ThreadGovernor
 from tests.closing.children import run_child
 from tests.support.bytecodes import PACKAGE, Bytecodes, described
@@ -53,11 +54,12 @@ def test_the_thread_governor_survives_an_interrupt_at_every_bytecode(n_before, b
     machine.busy = busy
 
     def passes(governor, n=80):
+        threads._candidates.cache_clear()  # each run comes to the same places
         return run(governor, copy.deepcopy(machine), n)
 
     way, governor = Bytecodes(["llama/threads.py"]), copy.deepcopy(begun)
     places = way.places(lambda: passes(governor))
-    assert (len(places) > 300, governor.threads) == (True, 2 - busy)
+    assert (len(places) > 200, governor.threads) == (True, 2 - busy)
     for place in [*places, *((one, 1) for one, _ in places)]:
         governor = copy.deepcopy(begun)
         with pytest.raises(KeyboardInterrupt):

@@ -441,6 +441,7 @@ def test_a_conversation_that_is_too_long(tmp_path, tales):
 # One of the fields of tests/protocols/test_responses.py, and those that only the model can refuse.
 WRONG = [
     ({"input": None}, "input"),
+    ({"input": [{"type": "reasoning", "id": "a"}]}, "input"),  # of which nothing is left
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#/none"}}}}, "text.format"),
 ]  # fmt: skip
 

@@ -112,7 +112,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         gguf_spec.__version__,
         "Apache-2.0",
     )
-    assert set(about.get_all("Provides-Extra")) == {"server", "bench", "docs", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"server", "bench", "docs", "dev", "mcp"}
 
 
 @pytest.mark.full
