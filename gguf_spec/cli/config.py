@@ -227,7 +227,7 @@ def tool_servers() -> list[ToolServer]:
     """Return the tool servers of the file.
 
     Raises:
-        ConfigFileError: One of them has a wrong key or value, or there is none.
+        ConfigFileError: One of them has a wrong key or value, or none was found.
         GgufSpecError: They cannot be used here.
     """
     from ..tool_servers import check

@@ -95,8 +95,9 @@ def _fits(value: object, kind: str) -> bool:
     if kind == "a text":
         return isinstance(value, str) and bool(value.strip()) and "\0" not in value
     if kind == "seconds":
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and 0 < value <= _MOST_S  # type: ignore[operator]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        return 0 < value <= _MOST_S
     if kind == "a list of texts":
         return isinstance(value, list) and all(isinstance(one, str) for one in value)
     return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
