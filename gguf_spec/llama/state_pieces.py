@@ -73,7 +73,7 @@ class CutState:
 
     def piece(self, start: int, stop: int) -> bytes:
         """Return what the tokens from `start` to `stop` have of all arrays."""
-        return b"".join(array[:, start:stop].tobytes() for array in self._arrays)
+        return b"".join(np.ascontiguousarray(one[:, start:stop]).data for one in self._arrays)
 
 
 class JoinedState:

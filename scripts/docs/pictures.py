@@ -1,9 +1,10 @@
-"""Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and edit.svg and
-page.png from real runs. Without the name of a picture all are made.
+"""Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and edit.svg,
+kept.svg and page.png from real runs. Without the name of a picture all are made.
 
-edit.svg needs qwen2.5-coder-1.5b (`gguf-spec models pull`), page.png chromium and chromedriver. MODEL is the one that answers on the page.
+edit.svg and kept.svg need qwen2.5-coder-1.5b (`gguf-spec models pull`), kept.svg tmux and a quiet machine, page.png chromium and
+chromedriver. MODEL is the one that answers on the page.
 
-PYTHONPATH=. .venv/bin/python scripts/docs/pictures.py [--model MODEL] [bench | edit | page ...]
+PYTHONPATH=. .venv/bin/python scripts/docs/pictures.py [--model MODEL] [bench | edit | kept | page ...]
 """
 
 import argparse
@@ -40,6 +41,23 @@ QUESTION = "Write a Python function that checks whether a number is prime."
 EDIT = "edit -m qwen2.5-coder-1.5b scripts/examples/service.yaml 'add the station Bern in Switzerland as number 7' --show-draft --diff"
 
 
+KEPT_FILE = Path("docs/how-it-works.md")
+STATS = "/stats"
+KEPT = (
+    (
+        "gguf-spec chat -m qwen2.5-coder-1.5b",
+        "/file how-it-works.md",
+        "What is a round? One sentence.",
+        STATS,
+    ),
+    (
+        "gguf-spec chat -m qwen2.5-coder-1.5b --continue",
+        "And what does a draft model do? One sentence.",
+        STATS,
+    ),
+)
+
+
 def bench():
     """The benchmark of docs/benchmarks.md."""
     report = json.loads((IMAGES / "bench.json").read_text(encoding="utf-8"))
@@ -72,6 +90,17 @@ def settled(shown):
     return "\n".join(lines)
 
 
+def svg_of(shown, title):
+    """Return what a terminal shows, as SVG."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    console.print(Text.from_ansi(shown))
+    svg = console.export_svg(title=title)
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
+    return svg.replace("Fira Code, monospace", "monospace").replace(
+        "<!-- Generated with Rich https://www.textualize.io -->", ""
+    )
+
+
 def edit():
     """What the command shows at a terminal, as SVG."""
     here, there = pty.openpty()
@@ -81,15 +110,76 @@ def edit():
     with subprocess.Popen(line, stdin=there, stdout=there, stderr=there, env=environment, cwd=ROOT):
         os.close(there)
         shown = settled(read_all(here).decode().replace("\r\n", "\n"))
-    console = Console(record=True, width=WIDTH, file=io.StringIO())
     typed = EDIT.replace("'", '"')
-    console.print(Text.from_ansi(f"$ gguf-spec {typed}\n{shown.rstrip()}"))
-    svg = console.export_svg(title="green: drafted from the old text, and kept by the model")
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
-    svg = svg.replace("Fira Code, monospace", "monospace").replace(
-        "<!-- Generated with Rich https://www.textualize.io -->", ""
+    svg = svg_of(
+        f"$ gguf-spec {typed}\n{shown.rstrip()}",
+        "green: drafted from the old text, and kept by the model",
     )
     (IMAGES / "edit.svg").write_text(svg, encoding="utf-8")
+
+
+class Terminal:
+    """A terminal of tmux, with a shell in it."""
+
+    def __init__(self, folder, environment):
+        self._tmux = ["tmux", "-L", f"pictures-{os.getpid()}", "-f", os.devnull]
+        size = ["-x", str(WIDTH), "-y", "60"]
+        given = [part for name, value in environment.items() for part in ("-e", f"{name}={value}")]
+        self._run("new-session", "-d", *size, "-c", folder, *given, "bash --norc")
+        until(lambda: self.last().endswith(("$", "#")), 60.0)
+        self.type("PS1='$ '; clear", "$")
+
+    def _run(self, *words):
+        done = subprocess.run([*self._tmux, *words], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def shown(self):
+        """Return the screen with its colours."""
+        return self._run("capture-pane", "-p", "-e").rstrip()
+
+    def last(self):
+        """Return the last line without its colours."""
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", self.shown()).splitlines() or [""]
+        return lines[-1].rstrip()
+
+    def type(self, text, prompt):
+        """Type a line, and wait until there is a prompt."""
+        self._run("send-keys", "-l", text)
+        until(lambda: self.last().endswith(text[-WIDTH // 2 :]), 60.0)
+        self._run("send-keys", "Enter")
+        until(lambda: self.last() == prompt, 900.0)
+
+    def leave(self):
+        """Leave a chat."""
+        self._run("send-keys", "C-d")
+        until(lambda: self.last() == "$", 60.0)
+
+    def close(self):
+        self._run("kill-server")
+
+
+def kept():
+    """A chat about a file that goes on after a restart, as SVG."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / KEPT_FILE.name).write_bytes((ROOT / KEPT_FILE).read_bytes())
+        given = {
+            "PYTHONPATH": str(ROOT),
+            "GGUF_SPEC_KEEP": f"{folder}/kept",
+            "XDG_STATE_HOME": f"{folder}/state",
+        }
+        terminal = Terminal(folder, given)
+        try:
+            terminal.type(f'gguf-spec() {{ {sys.executable} -m gguf_spec "$@"; }}; clear', "$")
+            for command, *lines in KEPT:
+                terminal.type(command, ">")
+                for one in lines:
+                    terminal.type(one, ">")
+                terminal.leave()
+            shown = terminal.shown().removesuffix("$").rstrip()
+        finally:
+            terminal.close()
+    svg = svg_of(shown, "the second process reads what is new, and says what one alone would")
+    (IMAGES / "kept.svg").write_text(svg, encoding="utf-8")
 
 
 def page(model):
@@ -117,7 +207,7 @@ def main():
     parser.add_argument("--model", default="tales")
     parser.add_argument("pictures", nargs="*", metavar="PICTURE")
     args = parser.parse_args()
-    make = {"bench": bench, "edit": edit, "page": partial(page, args.model)}
+    make = {"bench": bench, "edit": edit, "kept": kept, "page": partial(page, args.model)}
     for name in args.pictures or make:
         make[name]()
 
