@@ -67,7 +67,7 @@ _BEGINNINGS = (
     (rb"(?i:fmgg|ggmf|tjgg|ggjt)", "a model in the old GGML format, before GGUF", _OLD),
     (rb"(?i:algg|ggla)", "a LoRA adapter in the old GGML format, before GGUF", _CONVERT_ADAPTER),
     (rb"[nq]sgg|ggs[nq]", "a saved session of llama.cpp", "name the model that it belongs to."),
-    (rb"gguf-spec session", "a saved chat", "continue it with gguf-spec chat --load."),
+    (rb"gguf-spec session", "a saved chat", "load it in a chat, with /load."),
     (_ZIPPED + rb"(?:(?:data|constants)\.pkl|byteorder|\.format)", "a model of PyTorch", _CONVERT),
     (_ZIPPED + rb"\.npy", "arrays of NumPy", _CONVERT_ORIGINAL),
     (_ZIPPED + rb"\.tflite", "a model of TensorFlow Lite", _CONVERT_ORIGINAL),

@@ -96,7 +96,7 @@ FILES = {
     },
     "old adapter": (b"algg" + bytes(90), "a LoRA adapter in the old GGML format", "convert_lora_to_gguf.py"),
     "old session": (b"nsgg" + bytes(90), "a saved session of llama.cpp", "name the model"),
-    "saved chat": (b"gguf-spec session 1\n" + bytes(90), "a saved chat", "chat --load"),
+    "saved chat": (b"gguf-spec session 1\n" + bytes(90), "a saved chat", "/load"),
     "cut safetensors": (struct.pack("<Q", 99_999) + b'{"a": {', "a model in the safetensors format", _CONVERT),
     "safetensors": (_safetensors(), "a model in the safetensors format", _CONVERT),
     "torch": (_zip("archive/data.pkl"), "a model of PyTorch", _CONVERT),
