@@ -107,7 +107,7 @@ def _defaults(llm: AnyLLM, sampling: Sampling, options: dict[str, Any]) -> LineD
 
 
 def _run(run: Batch, llm: AnyLLM, defaults: LineDefaults, quiet: bool) -> int:
-    line, n_noted = StatusLine(), 0
+    line, n_noted = StatusLine(in_pipe=True), 0
 
     def note(number: int, fault: str) -> None:
         nonlocal n_noted

@@ -134,6 +134,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
     from rich.console import Console
 
     from ..models import format_bytes
+    from .output import CountedLines
 
     why = "the hub is busy" if entry.repo else "another download is running"
     verbs = {"download": "downloading", "unpack": "unpacking", "checksum": "verifying"}
@@ -144,14 +145,15 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
         with _bar(console, labels) as draw:
             yield draw
         return
-    seen = set[str]()
+    lines: dict[str, CountedLines] = {}
 
     def write(now: Progress) -> None:
-        if now.stage not in seen:
+        if now.stage not in lines:
             size = entry.size_bytes or now.total
             of_size = f", {format_bytes(size)}" if now.total and size else ""
             click.echo(f"{labels[now.stage]}{of_size}", err=True)
-        seen.add(now.stage)
+            lines[now.stage] = CountedLines(labels[now.stage], "bytes")
+        lines[now.stage](now)
 
     yield write
 

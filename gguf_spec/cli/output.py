@@ -194,14 +194,15 @@ S = TypeVar("S", bound="StatusLine")
 class StatusLine:
     """Line of a terminal that can be replaced, and is removed after a `with` block."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, *, in_pipe: bool = False) -> None:
         """Create a line on `out`, or on stderr; only a terminal other than `dumb` shows it.
 
-        A dumb terminal cannot move the cursor to the start of the line.
+        A dumb terminal cannot move the cursor to the start of the line. With `in_pipe` that one, a
+        pipe and a file get a text in a line of its own, at most one every `_LINE_S` seconds.
         """
         out = out or sys.stderr
         self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
-        self._n_shown = 0
+        self._n_shown, self._in_pipe, self._told = 0, in_pipe, time.monotonic()
 
     def __enter__(self: S) -> S:
         return self
@@ -218,6 +219,9 @@ class StatusLine:
             self._out.write("\r" + text.ljust(self._n_shown))
             self._out.flush()
             self._n_shown = max(self._n_shown, len(text))
+        elif self._in_pipe and time.monotonic() - self._told >= _LINE_S:
+            self._told = time.monotonic()
+            click.echo(text, err=True)
 
     def remove(self) -> None:
         """Remove the text; further calls have no effect."""
@@ -354,6 +358,10 @@ class CountedLines:
         counts, left = "", ""
         if now and now.total:
             counts = f", {now.done:,} of {now.total:,} {self._unit}"
+            if self._unit == "bytes":
+                from ..models import format_bytes
+
+                counts = f", {format_bytes(now.done)} of {format_bytes(now.total)}"
             seconds = (self._told - self._since) * (now.total - now.done) / max(1, now.done)
             left = (
                 f", about {_duration(seconds)} left"

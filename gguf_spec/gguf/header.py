@@ -426,9 +426,12 @@ class Reader:
         version = self.take(_U32)
         if version not in (2, 3):
             what = f"is GGUF of version {version}; versions 2 and 3 can be read"
-            if version & 0xFFFF == 0:
+            hint = "use a newer file of this model, or convert it again with a current llama.cpp."
+            if version and version & 0xFFFF == 0:
                 what = "is a GGUF file for big-endian machines"
-            hint = "convert it again with a current llama.cpp."
+                hint = "use the usual file of this model, or run: gguf-convert-endian FILE little."
+            elif version > 3:
+                hint = "update gguf-spec, or use another file of this model."
             raise NotAModelError(self.path, f"{self.path.name} {what}.", hint)
         n_tensors = self.count("tensors", _MAX_TENSORS)
         n_pairs = self.count("metadata values", _MAX_PAIRS)

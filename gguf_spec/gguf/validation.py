@@ -88,10 +88,11 @@ def _read(path: Path) -> Header:
         mode = path.stat().st_mode
     # a name with a zero byte raises ValueError
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        hint = "name a GGUF file, or a model from `gguf-spec models list`, such as tales."
-        raise ModelNotFoundError(path, f"there is no file {path}.", hint) from error
+        what = f"there is no file {path}."
+        missing = ModelNotFoundError(path, what, "name a GGUF file that exists.")
+        raise _other_files().link_refusal(path) or missing from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _other_files().link_refusal(path) or _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
         raise _other_files().folder_refusal(path)
     if not stat.S_ISREG(mode):  # reading a pipe could block forever
@@ -104,7 +105,11 @@ def _read(path: Path) -> Header:
                 head += file.read(other.FIRST_BYTES - len(head))
                 raise other.refusal(path, head, n_bytes)
             file.seek(0)
-            return Reader(file, path, n_bytes).header()
+            try:
+                return Reader(file, path, n_bytes).header()
+            except NotAModelError as error:
+                error.hint = _other_files().todo_by_name(path.name) or error.hint
+                raise
     except OSError as error:
         raise _unreadable(path, error) from error
 

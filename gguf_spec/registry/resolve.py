@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import unquote
 
 from ..errors import ModelNotFoundError, NotOnHubError
 from ..options import ARGUMENTS, check_types, require
@@ -42,6 +43,11 @@ _NAME_PART = re.compile(r"\w[\w.-]{0,79}", re.ASCII)
 _QUANT = re.compile(
     r"(?:^|[-._])(I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32)(?=[-._]|$)",
     re.IGNORECASE,
+)
+# A page or a file of the hub, as a browser shows its address.
+_ADDRESS = re.compile(
+    r"(?:hf:)?(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([^/?#]+/[^/?#]+)"
+    r"/(?:resolve|blob|raw|tree)/([^/?#]+)/?([^?#]*)(?:[?#].*)?"
 )
 _ON_HUB = re.compile(r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?([^/:]+/[^/:]+)(?::([\w.-]+))?")
 _HOSTS = ("hf.co/", "huggingface.co/")
@@ -108,6 +114,8 @@ def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:
         return model
     check_types(model=model)
     require("model", model, ARGUMENTS["model"].allowed, model != "")
+    if isinstance(model, str) and (address := _ADDRESS.fullmatch(model)):
+        model = _of_address(*address.groups(default=""))
     if isinstance(model, str) and model.startswith("hf:"):
         if parse(model[3:]) and (entry := _of_reference(model[3:])):
             return entry
@@ -120,27 +128,44 @@ def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:
     path = Path(model)
     try:
         path = path.expanduser()
-        if path.exists():
+        if os.path.lexists(path):  # also a link that leads nowhere, which its reader names
             return Entry(path.name, None, None, (), path)
     except (OSError, RuntimeError, ValueError):
         pass  # the name is too long, or the home folder does not exist
     if isinstance(model, str) and (entry := _of_reference(model)):
         return entry
-    if str(model).lower().startswith(_OLLAMA):
-        message = f"Ollama has no model {str(model)[len(_OLLAMA) :]} on this disk."
+    raise _not_found(str(model), path, models_file)
+
+
+def _not_found(model: str, path: Path, models_file: str | Path | None) -> ModelNotFoundError:
+    if model.lower().startswith(_OLLAMA):
+        message = f"Ollama has no model {model[len(_OLLAMA) :]} on this disk."
         hint = "`gguf-spec models list` shows those that it has."
-        raise ModelNotFoundError(path, message, hint)
+        return ModelNotFoundError(path, message, hint)
+    if re.match(r"\w+://", model):
+        message = f"{model} is an address, and no model is loaded from one."
+        hint = "download the file and name its path, or name a file of the hub: "
+        return ModelNotFoundError(path, message, hint + "hf:OWNER/REPO/FILE.gguf.")
     known = entries(models_file)
-    close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
+    close = difflib.get_close_matches(model[:200].lower(), [*known, *_by_alias(known)], n=1)
     hint = "name a GGUF file, OWNER/REPO or hf:OWNER/REPO/FILE, or a name that "
     hint += "`gguf-spec models list` shows."
+    on_hub = _HUB.fullmatch(f"hf:{model}")
+    if on_hub and is_repo(on_hub[1]) and not Path(on_hub[1]).parent.exists():
+        close = [f"hf:{model}"]
     if close:
         hint = f"did you mean {close[0]}?"
-    raise ModelNotFoundError(path, f"there is no file {path} and no model with that name.", hint)
+    return ModelNotFoundError(path, f"there is no file {path} and no model with that name.", hint)
 
 
 def _by_alias(known: Mapping[str, Entry]) -> dict[str, Entry]:
     return {alias: entry for entry in known.values() for alias in entry.aliases}
+
+
+def _of_address(repo: str, revision: str, file: str) -> str:
+    """Return the name of a model by the parts of its address on the hub."""
+    at = "" if revision == "main" else f"@{revision}"
+    return f"hf:{repo}/{unquote(file)}{at}" if file else repo
 
 
 def _on_hub(spec: str) -> Entry:

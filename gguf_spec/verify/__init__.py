@@ -219,7 +219,7 @@ def verify(
     before = _long_text(llm, prompts, n_tokens) if long else ""
     longer = [before + prompt for prompt in prompts]
     if under_load:
-        return _check_load(llm, longer, n_tokens, seed, run)
+        return _check_load(llm, longer, n_tokens, seed, run, on_part)
     ways, rules = ways_of(llm), rules_of(llm)
     laws_in_use = rules[:_QUICK_LAWS] if quick else rules
     noise = noise_in_use(llm, ways.values())
@@ -320,7 +320,14 @@ def _check_room(llm: LLM, prompt: str) -> None:
         raise ContextTooShortError(f"the prompt {shown!r}", llm.n_ctx, needed, "shorten the prompt")
 
 
-def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run: _Run) -> Report:
+def _check_load(
+    llm: LLM,
+    prompts: Sequence[str],
+    n_tokens: int,
+    seed: int,
+    run: _Run,
+    on_part: Callable[[str], object],
+) -> Report:
     """Continue each prompt alone without drafts, then all together with every draft setting.
 
     No further text starts after the time limit, except for the first prompt alone and as many texts
@@ -338,9 +345,11 @@ def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run:
         if jobs and run.is_late(1 / 2):
             break
         jobs += texts.plain_texts(prompt, index, seed, ways, run.one_more)
+        on_part(f"prompt {index + 1} of {len(prompts)} alone")
     random.Random(seed).shuffle(jobs)
     llm.forget()
     ended, errors = _together(llm, jobs, ways, run)
+    on_part("all of them together")
     for job, burst in ended:
         texts.count(job, burst)
     found = f"{len(errors)} of {len(ended) + len(errors)} requests"

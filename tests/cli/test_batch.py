@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from gguf_spec.cli import output
 from gguf_spec.cli.batch import _duration, _state, _summary
 from tests.batch.conftest import of_openai, read, write
 from tests.support import children
@@ -64,6 +65,14 @@ def test_given_options_apply_to_lines_of_openai(batch, work, tmp_path):
     assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)
     texts = [one["response"]["body"]["choices"][0]["text"] for one in read(tmp_path / "out.jsonl")]
     assert texts == ["bcde", "bc"]
+
+
+@pytest.mark.parametrize("flags", [(), ("-q",)])
+def test_a_pipe_is_told_how_far_it_is(batch, work, tmp_path, monkeypatch, flags):
+    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    write(tmp_path / "in.jsonl", [{"prompt": "a"}] * 3)
+    done = batch("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-n", "4", *flags)
+    assert (b" of 3 lines, " in done.stderr.splitlines()[0]) if not flags else (done.stderr == b"")
 
 
 @pytest.mark.full

@@ -746,3 +746,52 @@ def test_a_full_chat_names_only_what_helps(chat):
     code, out, err = seen(chat(lines, "--ctx", "2048"))
     assert "Hint: /set overflow shift leaves out the oldest messages, or send less." in err
     assert err.count("Error: ") == 1 and out.count(SAYS) == 2
+
+
+def test_options_of_loading_are_set_in_the_chat(chat):
+    """What hints name can be done there: the models are loaded again, and a wrong value changes nothing."""
+    lines = [
+        "hello",
+        "/set kv_type q8_0",
+        "/set threads 1",
+        "/set threads 0",
+        "/set kv-type q9",
+        "/set ctx -1",
+        "/set kv_type default",
+        "/set threads",
+        "/set kv_type",
+        "hello",
+    ]
+    code, out, err = seen(chat(lines))
+    assert code == 1 and out.count(SAYS) == 2
+    assert f"{'kv_type':<22}q8_0. The conversation is read again.\n{'threads':<22}1. The" in err
+    assert "Hint: use such a value, or /set threads default.\n" in err
+    assert "but must be one of f32, f16" in err
+    assert "Hint: /set kv_type default to use its default.\n" in err
+    assert "Hint: use such a value, or /set ctx default.\n" in err
+    again = f"{'kv_type':<22}f16. The conversation is read again.\n"
+    assert f"{again}{'threads':<22}1.\n{'kv_type':<22}f16.\n" in err
+
+
+def test_hints_in_the_chat_name_its_commands(chat, tmp_path):
+    (tmp_path / "it.gguf").write_bytes(b"<!doctype html>")
+    lines = ["/set ctx 99999999", "/image it.png", f"/set mmproj {tmp_path / 'it.gguf'}"]
+    code, _, err = seen(chat(lines))
+    assert code == 1 and "--" not in err
+    assert ", /set kv_type q8_0, use a smaller model or close other programs.\n" in err
+    assert "Hint: /set mmproj to the projector file of the model.\n" in err
+    assert "it.gguf is not a GGUF file but a web page" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "todo"),
+    [
+        ("/set system x", "use /system; /help lists the commands."),
+        ("/set draft none", "use /draft; /help lists the commands."),
+        ("/set hide-thinking on", "use /think; /help lists the commands."),
+        ("/set --lora x", "start the chat again with it."),
+        ("/set parrot 2", "/set lists them."),
+    ],
+)
+def test_what_set_does_not_change_says_what_does(chat, typed, todo):
+    assert seen(chat([typed]))[2].splitlines()[-1] == f"Hint: {todo}"

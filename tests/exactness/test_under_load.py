@@ -25,8 +25,12 @@ def llm():
 
 @pytest.mark.full
 def test_it_passes_on_the_bundled_pair(llm, prompts):
-    steps = []
-    report = verify(llm, prompts[:3], n_tokens=20, under_load=True, progress=steps.append)
+    steps: list[object] = []
+    parts: list[str] = []
+    report = verify(
+        llm, prompts[:3], n_tokens=20, under_load=True, progress=steps.append, on_part=parts.append
+    )
+    assert parts == [*(f"prompt {i} of 3 alone" for i in (1, 2, 3)), "all of them together"]
     assert report.ok, report.sentence
     assert report.sentence == (
         "Running requests together does not change this model's output (36 of 36 texts identical)."

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from gguf_spec import Progress, Sampling, Speculation
-from gguf_spec.cli import output
+from gguf_spec.cli import download, output
 from gguf_spec.cli.output import CountedLines, LateBar, StatusLine, counted
+from gguf_spec.registry.resolve import resolve
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -314,3 +315,30 @@ def test_a_bar_is_lines_in_a_pipe(capsys, monkeypatch, quiet):
     with counted("measuring", "passes", quiet=quiet) as progress:
         progress(Progress("tune", 3, 3, "passes"))
     assert capsys.readouterr().err == ("" if quiet else "measuring, 3 of 3 passes\n")
+
+
+@pytest.mark.parametrize("in_pipe", [False, True])
+def test_a_status_is_lines_in_a_pipe(capsys, monkeypatch, in_pipe):
+    """For those who ask for it: one after 15 seconds, not one for each text."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    line = StatusLine(in_pipe=in_pipe)
+    line.show("1 of 9 lines")
+    now[0] += 15.0
+    line.show("2 of 9 lines")
+    line.show("3 of 9 lines")
+    line.remove()
+    assert capsys.readouterr() == ("", "2 of 9 lines\n" if in_pipe else "")
+
+
+def test_a_download_in_a_pipe_says_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    with download._progress(resolve("tales"), quiet=False) as tell:
+        tell(Progress("download", 1 << 20, 4 << 20, "bytes"))
+        tell(Progress("download", 2 << 20, 4 << 20, "bytes"))
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first.startswith("downloading tales")
+    assert [line.partition(", about")[0] for line in lines] == [
+        "downloading tales, 1.0 MiB of 4.0 MiB",
+        "downloading tales, 2.0 MiB of 4.0 MiB",
+    ]

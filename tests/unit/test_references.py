@@ -78,6 +78,39 @@ def test_a_repository(reference, repo, quant):
 
 
 @pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://huggingface.co/a/b/resolve/main/c.gguf?download=true", "hf:a/b/c.gguf"),
+        ("https://huggingface.co/a/b/blob/v1/d/c%20e.gguf", "hf:a/b/d/c e.gguf@v1"),
+        ("hf:https://huggingface.co/a/b/resolve/main/c.gguf", "hf:a/b/c.gguf"),
+        ("huggingface.co/a/b/blob/main/c.gguf#top", "hf:a/b/c.gguf"),
+        ("https://hf.co/a/b/tree/main", "a/b"),
+        ("https://huggingface.co/a/b/tree/main/", "a/b"),
+    ],
+)
+def test_the_address_of_a_file_of_the_hub(address, name):
+    assert resolve(address) == resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message", "hint"),
+    [
+        ("https://huggingface.co/a/b/blob/main/c.safetensors", "does not name a GGUF file", "write hf:"),
+        ("https://example.org/a.gguf", "https://example.org/a.gguf is an address", "download the file"),
+        ("file:///tmp/a.gguf", "file:///tmp/a.gguf is an address", "name its path"),
+        ("nobody/some-GGUF/a.gguf", "there is no file", "did you mean hf:nobody/some-GGUF/a.gguf?"),
+        ("nobody/some-GGUF/b/a.gguf", "there is no file", "did you mean hf:nobody/some-GGUF/b/a.gguf?"),
+        ("tests/unit/a.gguf", "there is no file", "name a GGUF file"),  # a folder that exists
+    ],
+)  # fmt: skip
+def test_what_is_nearly_a_reference(reference, message, hint, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with pytest.raises(errors.ModelNotFoundError, match=message) as caught:
+        resolve(reference)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
     "reference",
     ["models/x.gguf", "a/b/c", "./x", "../x", "a/..", "a/b:", "a/b:c/d", "/a/b", "a b/c", "hf.co/a", "a--b/c", "ollama:a", "ollama:../a", "ollama:", "C:/x", "a/b\n"],
 )  # fmt: skip

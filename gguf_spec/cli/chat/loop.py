@@ -26,7 +26,9 @@ from ...errors import (
     InvalidOptionError,
     NotEnoughMemoryError,
     NoVisionError,
+    Option,
     PromptTooLongError,
+    Pull,
     SessionError,
     longer_ctx,
 )
@@ -37,6 +39,7 @@ from ...options import DRAFT_WORDS, FLAGS, PARAMETERS, SAMPLING, SPECULATION, Ru
 from .. import signals
 from ..command import CONTROL, as_called
 from ..error_text import in_command, message_and_hint
+from ..error_text import name as written_name
 from ..habits import HIDDEN_NAMES, nearest
 from ..options import load_models, to_sampling, to_speculation, with_file_values
 from ..output import LateBar, answer_json, logprob_lines, print_json, stats_lines, styled, write
@@ -85,7 +88,13 @@ _MEANT = {
 }
 # Words of other programs that are the same command here.
 _ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/new": "/reset"}
-_NAMES_OF_CTX = {"ctx", "n_ctx", "ctx_size", "num_ctx", "context", "context_length"}
+# Options that load the models again -> their field; and other names of the first.
+OF_LOADING = {one: one for one in ("kv_type", "threads", "gpu_layers", "mmproj")} | {"ctx": "n_ctx"}
+_NAMES_OF_CTX = dict.fromkeys(("n_ctx", "ctx_size", "num_ctx", "context", "context_length"), "ctx")
+# Option of the command line -> the command for it.
+_COMMANDS_FOR = {"draft": "/draft", "show_draft": "/draft", "hide_thinking": "/think"} | {
+    one: f"/{one}" for one in ("system", "model", "image", "think", "load", "save")
+}
 _NO_DRAFTS = "start the chat again without -k 0 and --draft none."
 # Arguments of /draft and /think.
 SWITCHES = ("on", "off", "show", "hide")
@@ -197,6 +206,7 @@ class ChatLoop:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options, self._loaded_with = options, to_speculation(options)
+        self._at_start = options
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
         self.images: list[Path] = [*options["image"]]
@@ -254,6 +264,7 @@ class ChatLoop:
                 self._do(line)
             except GgufSpecError as error:
                 message, hint = (" ".join(text.split()) for text in message_and_hint(error))
+                hint = in_chat(error) or hint
                 if isinstance(error, PromptTooLongError):
                     ways = ways_on(self.chat, error.n_prompt, error.n_ctx_limit)
                     hint = f"{', '.join([*ways, 'or send less' if ways else 'send less'])}."
@@ -399,19 +410,45 @@ class ChatLoop:
         return f"{message} Note: {self.chat.note}" if self.chat.note else message
 
     def _set(self, rest: str) -> str:
-        name, _, value = rest.partition(" ")
+        typed, _, value = rest.partition(" ")
+        name, value = typed.lstrip("-").replace("-", "_").lower(), value.strip()
+        name = _NAMES_OF_CTX.get(name, name)
         if not rest:
-            of_chat = f"{'ctx':<22}{self.llm.n_ctx}\n{'overflow':<22}{self.chat.overflow}"
-            return f"{self._settings.set(rest)}\n{of_chat}"
-        if name.lstrip("-").lower() == "overflow":
-            return self._overflow(value.strip().lower())
-        if name.lstrip("-").replace("-", "_").lower() not in _NAMES_OF_CTX:
+            of_chat = [f"{'ctx':<22}{self.llm.n_ctx}", f"{'overflow':<22}{self.chat.overflow}"]
+            others = (
+                f"{one:<22}{_shown(self._options[one])}" for one in OF_LOADING if one != "ctx"
+            )
+            return "\n".join([self._settings.set(rest), *others, *of_chat])
+        if name == "overflow":
+            return self._overflow(value.lower())
+        if name in OF_LOADING:
+            return self._load_with(name, value)
+        if name in NAMES or name not in self._options:
             return self._settings.set(rest)
-        if value := value.strip():
-            n_ctx: object = int(value) if value.isdecimal() else value
-            self._switch(self._options | {"ctx": checked("n_ctx", n_ctx)})
-        read = " The conversation is read again." if value and self.chat.messages else ""
-        return f"The context holds {self.llm.n_ctx:,} tokens.{read}"
+        hint = "start the chat again with it" + ("; -c continues this one." if self.kept else ".")
+        if command := _COMMANDS_FOR.get(name):
+            hint = f"use {command}; /help lists the commands."
+        raise GgufSpecError(f"/set does not change {typed}.", hint)
+
+    def _load_with(self, name: str, text: str) -> str:
+        """Show an option of loading, or load the models again with another value of it."""
+        if text:
+            value: object = int(text) if re.fullmatch(r"-?\d+", text) else text
+            if text.lower() == "default":
+                value = self._at_start[name]
+            elif name == "mmproj":
+                value = None if text.lower() == "none" else _path(text)
+            else:
+                try:
+                    checked(OF_LOADING[name], value)
+                except InvalidOptionError as error:
+                    hint = f"use such a value, or /set {name} default."
+                    raise GgufSpecError(in_command(error.message), hint) from None
+            self._switch(self._options | {name: value})
+        read = " The conversation is read again." if text and self.chat.messages else ""
+        if name == "ctx":
+            return f"The context holds {self.llm.n_ctx:,} tokens.{read}"
+        return f"{name:<22}{_shown(self._options[name])}.{read}"
 
     def _overflow(self, value: str) -> str:
         if value in ("shift", "error", "default"):
@@ -607,6 +644,22 @@ def ways_on(chat: Chat, needed: int, limit: int | None) -> list[str]:
     if chat.overflow != "shift" and any(one["role"] == "user" for one in chat.messages):
         ways.append("/set overflow shift leaves out the oldest messages")
     return ways
+
+
+def in_chat(error: GgufSpecError) -> str:
+    """Return the hint of an error with the commands of the chat; empty if none of them helps."""
+
+    def typed(part: Option | Pull) -> str | None:
+        if isinstance(part, Pull):
+            return written_name(part)
+        found = PARAMETERS.get(part.name, part.name)
+        if found in OF_LOADING or part.name in {*RULES, "overflow"}:
+            field = found if found in OF_LOADING else part.name
+            return f"/set {field}" + ("" if part.value is ... else f" {_shown(part.value)}")
+        return None
+
+    hint = " ".join(error.written(typed)[1].split()).replace("set /set", "/set")
+    return re.sub(r"omit (/set \w+) to", r"\1 default to", hint)
 
 
 # `overflow` of a chat is not that of one answer.

@@ -25,7 +25,7 @@ from ..command import CONTROL, as_called
 from ..completion import names_from
 from ..output import LateBar, Thoughts, logprob_lines, no_echo, speed, styled
 from .kept import history_file
-from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block, ways_on
+from .loop import COMMANDS, OF_LOADING, RULES, SWITCHES, PipeUI, is_open_block, ways_on
 from .markdown import Markdown, Piece, Wrap
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _PROMPT = "> "
 # Command -> function that returns its possible arguments with a given beginning.
 _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
     "/draft": lambda _: SWITCHES,
-    "/set": lambda _: [*RULES, "ctx", "overflow"],
+    "/set": lambda _: [*RULES, *OF_LOADING, "overflow"],
     "/model": names_from,
     "/think": lambda _: SWITCHES,
 }
