@@ -205,14 +205,9 @@ def _whole_words(parser: Any, ctx: click.Context) -> Any:
     """Let a parser read no name with one dash as a short option: `-ctx 512` is not `-c tx`.
 
     A value may follow its letter at once if it does not look like the rest of a name: `-c512`,
-    `-mtiny.gguf`. `--ctx_size` is `--ctx-size`, as in llama.cpp.
+    `-mtiny.gguf`.
     """
-    match_long, match_short = parser._match_long_opt, parser._match_short_opt
-
-    def match_word(name: str, value: str | None, state: Any) -> None:
-        dashed = name.replace("_", "-")
-        known = name not in parser._long_opt and dashed in parser._long_opt
-        match_long(dashed if known else name, value, state)
+    match_short = parser._match_short_opt
 
     def match_letters(word: str, state: Any) -> None:
         for i, letter in enumerate(word[1:], 2):
@@ -228,7 +223,7 @@ def _whole_words(parser: Any, ctx: click.Context) -> Any:
             break
         match_short(word, state)
 
-    parser._match_long_opt, parser._match_short_opt = match_word, match_letters
+    parser._match_short_opt = match_letters
     return parser
 
 

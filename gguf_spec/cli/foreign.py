@@ -36,6 +36,19 @@ class LlamaCommand(Command):
         own = super().get_params(ctx)
         return [*own, *_foreign_options(self.name or "", _names(own))]
 
+    def make_parser(self, ctx: click.Context) -> Any:
+        """Return the parser; that of `serve` takes `--ctx_size`, as llama-server does."""
+        parser = super().make_parser(ctx)
+        match, known = parser._match_long_opt, parser._long_opt
+
+        def match_dashed(name: str, value: str | None, state: Any) -> None:
+            dashed = name.replace("_", "-")
+            match(dashed if name not in known and dashed in known else name, value, state)
+
+        if self.name == "serve":
+            parser._match_long_opt = match_dashed
+        return parser
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, _as_meant(args))
         _set_others(ctx)

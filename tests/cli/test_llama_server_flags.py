@@ -362,7 +362,6 @@ def test_no_name_is_read_as_a_short_option(command, word):
         ("-n-1", {"max_tokens": -1}),
         ("--stop -ctx", {"stop": ("-ctx",)}),
         ("-p -abc", {"prompt_option": "-abc"}),
-        ("--max_tokens 5", {"max_tokens": 5}),
         ("--stop --max_tokens", {"stop": ("--max_tokens",)}),
         ("-l 13+1 -l 7=-inf -l 5-0.5", {"logit_bias": ((13, 1.0), (7, -math.inf), (5, -0.5))}),
     ],
