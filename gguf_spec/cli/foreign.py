@@ -52,7 +52,8 @@ class LlamaCommand(Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, _as_meant(args))
         _set_others(ctx)
-        of_gpu = [*ctx.meta.get(_OF_GPU, ()), *_left_out_for_gpu(ctx.params)]
+        left_out = _left_out_for_gpu(ctx.params) if self.name == "serve" else []
+        of_gpu = [*ctx.meta.get(_OF_GPU, ()), *left_out]
         why = f": {_why_no_gpu()}" if of_gpu else ""
         for names, end in ((ctx.meta.get(LEFT_OUT), ""), (of_gpu, why)):
             if names:
