@@ -180,6 +180,53 @@ def _option_names(command: click.Command, ctx: click.Context) -> list[str]:
     return [name for one in options for name in (*one.opts, *one.secondary_opts)]
 
 
+def hidden_names(option: click.Option) -> tuple[str, ...]:
+    return HIDDEN_NAMES.get(option.name or "", ())
+
+
+_NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
+
+
+def _no_such_word(word: str, ctx: click.Context) -> UnknownNameError:
+    """Return the error for a name with one dash; its end, which may be a value, is left out."""
+    name = next(iter(re.findall(r"-[A-Za-z-]+=?", word)), word[:2])
+    fact = f"{ctx.command_path} has no option {name}."
+    options = _options(ctx.command, ctx)
+    names = {n for one in options for n in (*one.opts, *hidden_names(one))}
+    begun = max((n for n in names if word.startswith(n)), key=len, default="")
+    near = nearest_option(name.rstrip("="), names - {begun})
+    hint = f"did you mean {near}? " if near else ""
+    if begun:
+        hint += f"a value of {begun} follows a space: {begun} VALUE. "
+    return UnknownNameError(fact, f"{hint}{ctx.command_path} --help lists the options.", ctx)
+
+
+def _whole_words(parser: Any, ctx: click.Context) -> Any:
+    """Let a parser read no name with one dash as a short option: `-ctx 512` is not `-c tx`.
+
+    A value may follow its letter at once if it does not look like the rest of a name: `-c512`,
+    `-mtiny.gguf`.
+    """
+    match_short = parser._match_short_opt
+
+    def match_letters(word: str, state: Any) -> None:
+        for i, letter in enumerate(word[1:], 2):
+            option, value = parser._short_opt.get(f"-{letter}"), word[i:]
+            if option and not option.takes_value:
+                continue
+            wrong = r"[A-Za-z-]*(=.*)?"
+            if option and isinstance(option.obj.type, _NUMBERS):
+                wrong = r"(?![-+.]?\d).*"
+            is_wrong = value and re.fullmatch(wrong, value, re.DOTALL)
+            if len(word) > 2 and (is_wrong or not option):
+                raise _no_such_word(word, ctx)
+            break
+        match_short(word, state)
+
+    parser._match_short_opt = match_letters
+    return parser
+
+
 class Command(_OptionHints):
     """Command with its usual options first in the help, and with the hidden names of options.
 
@@ -233,14 +280,14 @@ class Command(_OptionHints):
         parser = super().make_parser(ctx)
         taken = {*_option_names(self, ctx)}
         for option in _options(self, ctx):
-            names = [name for name in HIDDEN_NAMES.get(option.name or "", ()) if name not in taken]
+            names = [name for name in hidden_names(option) if name not in taken]
             if names:
                 shown, option.opts = option.opts, names
                 try:
                     option.add_to_parser(parser, ctx)
                 finally:
                     option.opts = shown
-        return parser
+        return _whole_words(parser, ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self.usual:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options import Sampling
-from .command import Command, file_option, flag, json_option, option
+from .command import file_option, flag, json_option, option
+from .foreign import LlamaCommand
 from .options import (
     SAMPLING_PARAMETERS,
     STDIN,
@@ -54,7 +55,7 @@ image_option: Decorator = file_option(
 
 
 @click.command(
-    cls=Command, usual="model draft file system max_tokens temperature seed ctx stats as_json"
+    cls=LlamaCommand, usual="model draft file system max_tokens temperature seed ctx stats as_json"
 )
 @click.argument("prompt", required=False)
 @option("-p --prompt prompt_option", "As PROMPT.", hidden=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -75,9 +76,10 @@ class ModelName(click.ParamType[str]):
 
 def token_bias(text: str) -> tuple[int, float]:
     """Parse a token id and the bias that is added to its logit, such as `13=-inf`."""
-    token, _, bias = text.partition("=")
+    found = re.fullmatch(r"\s*(\d+)\s*(?:=|(?=[+-]))(.*)", text)  # 13+1 as in llama.cpp
     with contextlib.suppress(ValueError):
-        return int(token), float(bias)
+        if found:
+            return int(found[1]), float(found[2])
     raise ValueError(f"{text!r} is not a token id and a bias, such as 13=-1.5 or 13=-inf.")
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import gc
-import itertools
 import math
 import os
 import signal
@@ -22,13 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConflictError
+from ..errors import (
+    GgufSpecError,
+    InvalidOptionError,
+    NotInstalledError,
+    Option,
+    OptionConflictError,
+)
 from ..options import DRAFT_WORDS, LONG_CTX, PARAMETERS, duration
 from . import signals
-from .command import CONTROL, Command, UnknownNameError, as_called, flag, option
+from .command import CONTROL, Command, as_called, file_option, flag, option
 from .config import tool_servers
 from .download import default_model, offer_download
-from .habits import NO_EFFECT, NOT_HERE, ONLY_GPU
+from .foreign import LlamaCommand
 from .options import (
     Parsed,
     at_once,
@@ -36,6 +40,7 @@ from .options import (
     load_models,
     model_options,
     own,
+    read_text,
     speculation_options,
     table_option,
     table_options,
@@ -55,150 +60,50 @@ _YOUNG_COLLECTIONS = 100
 _DEFAULTS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",
     "xtc_probability", "xtc_threshold", "repeat_penalty", "penalty_last_n", "frequency_penalty",
-    "presence_penalty", "seed",
+    "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "seed",
 )  # fmt: skip
-# Key of the context: options of llama-server that were given and have no effect.
-_LEFT_OUT = "gguf_spec.left_out"
-_OF_GPU = "gguf_spec.of_gpu"  # and those that need a GPU
 
 
-class _Serve(Command):
-    """Command that knows the options of llama-server, so that none is read as another one."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [*super().get_params(ctx), *_foreign_options()]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, _as_meant(args))
-        of_gpu = [*ctx.meta.get(_OF_GPU, ()), *_left_out_for_gpu(ctx.params)]
-        why = f": {_why_no_gpu()}" if of_gpu else ""
-        for names, end in ((ctx.meta.get(_LEFT_OUT), ""), (of_gpu, why)):
-            if names:
-                are = "have" if len(names) > 1 else "has"
-                click.echo(f"Note: {', '.join(names)} {are} no effect here{end}.", err=True)
-        return rest
-
-
-def _left_out_for_gpu(given: dict[str, Any]) -> list[str]:
-    """Leave out values of options that need a GPU, if llama.cpp is built without; return them.
-
-    The command lines of llama-server have them on every machine, and it takes them, too.
-    """
-
-    def is_gpu(name: str) -> bool:
-        return name.strip().lower() not in ("none", "cpu", "")
-
-    left = dict[str, Any]()
-    for name, usual in (("gpu_layers", -1), ("draft_gpu_layers", None)):
-        n = given.get(name)
-        left |= {name: usual} if isinstance(n, int) and n > 0 else {}
-    for name in ("device", "draft_device"):
-        kept = tuple(one for one in given.get(name) or () if not is_gpu(one))
-        left |= {name: kept} if kept != (given.get(name) or ()) else {}
-    pairs = given.get("override_tensor") or ()
-    on_cpu = tuple(one for one in pairs if not is_gpu(one.rpartition("=")[2]))
-    left |= {"override_tensor": on_cpu} if on_cpu != tuple(pairs) else {}
-    if not left or given.get("rpc") or _has_gpu():
-        return []
-    flags = [f"--{name.replace('_', '-')}" for name in left]
-    given |= left
-    return flags
-
-
-def _has_gpu() -> bool:
-    from ..doctor import can_offload
-
-    return can_offload()
-
-
-def _why_no_gpu() -> str:
-    from ..doctor import why_no_gpu
-
-    return why_no_gpu()
-
-
-def _as_meant(args: list[str]) -> list[str]:
-    """Return words in which `-t 8` is `--threads 8`, as in llama-server: no temperature is so high.
-
-    Raises:
-        UnknownNameError: Two number types of the cache differ.
-    """
-    args, kinds = [*args], dict[str, str]()
-    for i, (name, value) in enumerate(itertools.pairwise([*args, ""])):
-        n = value if name == "-t" else name[2:] if name.startswith("-t") else ""
-        if n.isdecimal() and int(n) > 1:
-            args[i] = "--threads" if name == "-t" else f"--threads={n}"
-            fact = f"Note: -t {n} is read as --threads {n}; --temperature {n} sets the other."
-            click.echo(fact, err=True)
-        if name in ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"):
-            kinds[name[-1]] = value
-    if len({*kinds.values()}) > 1:
-        hint = "give one: --kv-type TYPE."
-        raise UnknownNameError("keys and values of the cache have one number type.", hint, None)
-    return args
-
-
-@functools.cache
-def _foreign_options() -> list[click.Option]:
-    found: list[click.Option] = []
-    for row, hint in (*dict.fromkeys(NO_EFFECT, "").items(), *NOT_HERE.items()):
-        words, _, values = row.partition(" [")
-        taken = values.rstrip("]").split()
-        has_value = bool(taken) or not words.split()[-1].startswith("-")
-        kind: dict[str, Any] = {} if has_value else {"is_flag": True, "flag_value": ""}
-        for name in (word for word in words.split() if word.startswith("-")):
-            found.append(
-                click.Option(
-                    [name, f"foreign_{len(found)}"],
-                    type=str,
-                    **kind,
-                    default=None,
-                    hidden=True,
-                    expose_value=False,
-                    allow_from_autoenv=False,
-                    callback=functools.partial(_foreign, name=name, hint=hint, taken=taken),
-                )
-            )
-    return found
-
-
-def _foreign(
-    ctx: click.Context,
-    _: click.Parameter,
-    value: str | None,
-    name: str,
-    hint: str,
-    taken: list[str],
-) -> None:
-    if value is None:
-        return
-    typed = f"{name} {value}".rstrip()
-    if name in ONLY_GPU and not _has_gpu():
-        ctx.meta.setdefault(_OF_GPU, []).append(typed)
-        return
-    if hint:  # without the value, which may be a secret
-        raise UnknownNameError(f"{ctx.command_path} has no option {name}.", hint, ctx)
-    if taken and value not in taken:
-        only = f"{name} takes {' or '.join(taken)} here."
-        raise UnknownNameError(f"{ctx.command_path} does not know {typed}.", only, ctx)
-    ctx.meta.setdefault(_LEFT_OUT, []).append(typed)
+_NO_LIMIT = ("none", "never", "off", "inf", "unlimited")  # as numbers: 0, and below
 
 
 def _limit(text: str) -> float:
-    """Parse a time limit; 0 for none."""
-    return 0.0 if text.strip().lower() in ("none", "never") else duration(text)
+    """Parse a time or a number of something; 0.0 for no limit."""
+    found = 0.0 if text.strip().lower() in _NO_LIMIT else duration(text)
+    return 0.0 if found == math.inf else found
+
+
+def _count(text: str) -> int | None:
+    """Parse a number of tokens; None for no limit."""
+    if text.strip().lower() in _NO_LIMIT:
+        return None
+    try:
+        return int(text) if int(text) > 0 else None
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a whole number nor none.") from None
+
+
+def _queue(text: str) -> int:
+    """Parse a number of requests; as many as the memory holds for no limit."""
+    return (_count(text) or sys.maxsize) if text.strip() != "0" else 0
+
+
+def _keep_alive(text: str) -> float:
+    """Parse how long a model stays; 0 does not keep it."""
+    return math.inf if text.strip().lower() in _NO_LIMIT else duration(text)
 
 
 @click.command(
-    cls=_Serve, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
+    cls=LlamaCommand, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
 )
 @partial(model_options, several=True, chat=True)
 @flag("--store", "Serve all downloaded models, too; each is loaded on demand.")
 @option(
     "--keep-alive",
-    "Time after which an idle model is unloaded; -1 for never.  "
+    "Time after which an idle model is unloaded; -1 or never for never.  "
     "[default: 5m with several models, otherwise -1]",
-    type=Parsed("DURATION", duration),
+    type=Parsed("DURATION", _keep_alive),
 )
 @option(
     "--any-model/--no-any-model",
@@ -214,6 +119,10 @@ def _limit(text: str) -> float:
     "Key that clients must send; the environment variable "
     "does not show it in the list of processes.",
     show_default=False,
+)
+@file_option(
+    "--api-key-file",
+    "File with the API key, in a line of its own; empty lines and those with # are left out.",
 )
 @option(
     "--cors-origin",
@@ -233,7 +142,7 @@ def _limit(text: str) -> float:
     "--ctx-max",
     "Length to which the context grows when a request needs more, in tokens.  [default: without "
     "--ctx, what the model was trained for and the free memory holds]",
-    type=int,
+    type=Parsed("INTEGER", _count),
 )
 @table_option("parallel")
 @table_option("max_gap")
@@ -243,9 +152,16 @@ def _limit(text: str) -> float:
 @table_option("pooling")
 @table_options(_DEFAULTS, default=None)
 @option("--alias", "Name of the model in answers and lists; several with commas between.")
-@option("--queue", "Maximum number of waiting requests; others get status 429.", default=1000)
 @option(
-    "--max-tokens-limit", "Maximum length of an answer in tokens.  [default: the context]", type=int
+    "--queue",
+    "Maximum number of waiting requests; others get status 429. none: as many as memory holds.",
+    type=Parsed("INTEGER", _queue),
+    default=1000,
+)
+@option(
+    "--max-tokens-limit",
+    "Maximum length of an answer in tokens; 0 or none for no limit.  [default: the context]",
+    type=Parsed("INTEGER", _count),
 )
 @option(
     "--timeout",
@@ -255,8 +171,9 @@ def _limit(text: str) -> float:
 )
 @option(
     "--body-limit",
-    "Maximum size of a request in megabytes.  [default: 4; 32 with --mmproj]",
-    type=float,
+    "Maximum size of a request in megabytes; 0 or none: 256, what all may have that arrive at "
+    "once.  [default: 4; 32 with --mmproj]",
+    type=Parsed("FLOAT", _limit),
 )
 @option(
     "--grace", "Seconds that running answers have to finish when the server stops.", default=5.0
@@ -264,7 +181,8 @@ def _limit(text: str) -> float:
 @option(
     "--ping",
     "Seconds without text after which a stream sends data without meaning, so that proxies "
-    "keep the connection; 0 for never.",
+    "keep the connection; 0 or none for never.",
+    type=Parsed("DURATION", _limit),
     default=15.0,
 )
 @option(
@@ -290,12 +208,14 @@ def serve(quiet: bool, **options: Any) -> int:
     """
     options["ctx"] = options["ctx"] or None  # 0 is the length of the training, to which it grows
     limit, ctx_max = options["max_tokens_limit"], options["ctx_max"]
+    if file := options["api_key_file"]:
+        options["api_key"] = _key_of(file, options["api_key"])
     if ctx_max is not None and ctx_max < (options["ctx"] or LONG_CTX):
         why = ", the value of --ctx" if options["ctx"] else " without --ctx"
         least = f"at least {options['ctx'] or LONG_CTX}{why}"
         raise InvalidOptionError("ctx_max", ctx_max, least)
     given = {name: options[PARAMETERS[name]] for name in _DEFAULTS}
-    options["default_sampling"] = {k: v for k, v in given.items() if v is not None}
+    options["default_sampling"] = {k: v for k, v in given.items() if v not in (None, ())}
     if given["max_tokens"] == -1:
         options["default_sampling"]["max_tokens"] = None
     elif limit and (given["max_tokens"] or 0) > limit:
@@ -389,6 +309,24 @@ def _names(options: dict[str, Any]) -> list[str | None]:
     return names
 
 
+def _key_of(file: Path, given: str | None) -> str:
+    """Return the key in a file.
+
+    Raises:
+        OptionConflictError: There is another one.
+        GgufSpecError: The file has none, or several.
+    """
+    if given is not None:
+        hint = "give one of them; the environment may have GGUF_SPEC_API_KEY."
+        raise OptionConflictError(Option("api_key"), Option("api_key_file"), hint)
+    lines = (line.strip() for line in read_text(file).splitlines())
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if len(keys) != 1:
+        fact = f"{file} has {len(keys)} keys in place of one."
+        raise GgufSpecError(fact, "write one key into it, in a line of its own.")
+    return keys[0]
+
+
 def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     """Return the class of the server, which needs the extra, and the settings."""
     try:
@@ -400,6 +338,7 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     megabytes = options["body_limit"]
     if megabytes is None:  # images need more room
         megabytes = 4.0 if options["mmproj"] is None else 32.0
+    megabytes = megabytes or 256.0
     names = ("host", "port", "api_key", "queue", "timeout", "grace", "ping", "any_model")
     return Server, Settings(
         **{name: options[name] for name in names},

@@ -196,8 +196,8 @@ class Weights(OfOneProcess):
         Args:
             text: Any string, see `options.well_formed`; or bytes, which are passed on to llama.cpp.
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
-            start: Whether to add the model's tokens for the start of a text (BOS), unless the text
-                begins with its name.
+            start: Whether to add the model's tokens for the start of a text (BOS), and in some
+                models for its end (EOS), unless the text begins or ends with their names.
             most: Most tokens that are of use; None for any number.
 
         Raises:
@@ -252,9 +252,17 @@ class Weights(OfOneProcess):
         ids: list[int] = []
         for begin, end in pairwise(cuts):
             ids += self._tokenize_part(text[begin:end], special, start and begin == 0)
+        if special and start and text:
+            ids = self._once(ids)
+        return ids
+
+    def _once(self, ids: list[int]) -> list[int]:
+        """Return the ids of a text without a start or an end that llama.cpp added to its own."""
         known = self.special_tokens
-        is_twice = known["add_bos"] and ids[:2] == [known["bos"]] * 2
-        return ids[1:] if special and start and is_twice else ids
+        ids = ids[1:] if known["add_bos"] and ids[:2] == [known["bos"]] * 2 else ids
+        is_bert = known["type"] == C.LLAMA_VOCAB_TYPE_WPM  # two ends are usual there
+        adds_end = known["add_eos"] and not is_bert and len(ids) > 1 + known["add_bos"]
+        return ids[:-1] if adds_end and ids[-2:] == [known["eos"]] * 2 else ids
 
     def _cuts(self, text: bytes, special: bool) -> Iterable[int]:
         known = self.special_tokens

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -91,6 +92,7 @@ _CODE = "gguf_spec.code"  # key of a request's scope: why it was refused, for th
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
 # Beginnings of paths, which clients also send twice or before another one.
 _BEGINNINGS, _MOST_BEGINNINGS = ("v1", "api"), 3
+_MOST_OF_ROUTE = 4  # parts of a route that a client's address has before the path
 _HEALTH_PATHS = ("/health", "/v1/health")
 # Path that the token in the file of a listed server opens, too.
 _STATUS = "/api/ps"
@@ -291,25 +293,35 @@ class App:
     def _path(self, given: str) -> str:
         """Return the path of the route that a path means.
 
-        It may lack the version. Clients that join addresses wrongly send two slashes, or the
-        beginning twice: `//v1/models`, `/v1/v1/models`, `/v1/api/chat`.
+        It may lack the version. Clients that join addresses wrongly send two slashes, the beginning
+        twice, or a whole route before another one: `//v1/models`, `/v1/v1/models`, `/v1/api/chat`,
+        `/v1/chat/completions/chat/completions`.
         """
         given = given.rstrip("/") or "/"
         given = "/" if given == "*" else given  # OPTIONS *
         parts = [part for part in given.split("/") if part]
         n_begin = next((i for i, part in enumerate(parts) if part not in _BEGINNINGS), 0)
-        joined = (f"/{'/'.join(parts[i:])}" for i in range(min(n_begin, _MOST_BEGINNINGS) + 1))
-        for path in (given, *joined):
+        starts = chain(
+            range(min(n_begin, _MOST_BEGINNINGS) + 1),
+            (i for i in range(1, min(len(parts), _MOST_OF_ROUTE + 1)) if self._is_whole(parts[:i])),
+        )
+        for path in chain([given], (f"/{'/'.join(parts[i:])}" for i in starts)):
             for meant in (path, f"/v1{path}"):
                 label = self._label(meant)
                 if not label or (path != given and label in PATHS):
                     continue
                 if path != given and label not in self._misjoined:
                     self._misjoined.add(label)
-                    fact = "Requests for %s come to another path, with // or a beginning twice."
+                    fact = "Requests for %s come to another path, with //, or joined from two."
                     LOG.warning(f"{fact} They are answered; correct the client's address.", label)
                 return meant
         return given
+
+    def _is_whole(self, parts: list[str]) -> bool:
+        """Return whether parts of a path are a route without a name in it, such as a client's."""
+        path = "/" + "/".join(parts)
+        labels = (self._label(path), self._label(f"/v1{path}"))
+        return any(one and "{" not in one and one not in _OPEN for one in labels)
 
     def _label(self, path: str) -> str:
         """Return the path of the route for a path; empty if there is none."""

@@ -108,7 +108,10 @@ class ModelRoutes:
         return JSONResponse({"object": "list", "data": models})
 
     async def _one(self, request: Request) -> Response:
-        return JSONResponse(self._about(self.find(request.path_params["name"], False)))
+        name: str = request.path_params["name"]
+        if not self._pool.find(name):  # it may be an address that was joined wrongly
+            name = "/".join(filter(None, name.split("/")))
+        return JSONResponse(self._about(self.find(name, False)))
 
     def _about(self, model: ServedModel) -> dict[str, Any]:
         about = {

@@ -67,7 +67,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, allowed, ok in (
-            ("host", "a host name or an address", bool(self.host)),
+            ("host", "one host name or address", re.fullmatch(r"[^\s,/]+", self.host) is not None),
             ("port", "from 0 to 65535", 0 <= self.port <= 65535),
             ("queue", "a whole number, 0 or more", self.queue >= 0),
             (

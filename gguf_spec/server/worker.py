@@ -45,6 +45,7 @@ Turn: TypeAlias = "tuple[Job, Work[None], BaseException | None]"
 
 # Bytes of all requests that wait, about, as they are held in memory.
 WAITING_BYTES = 1 << 28
+_LONGEST_WAIT_S = 60.0  # that official clients take from Retry-After
 _NO_STATS = Stats()
 # tokens of an answer for which the context grows, where the request names no number
 _ROOM = 1024
@@ -76,6 +77,7 @@ class Worker:
         self.n_steps = 0
         # Moving average of the seconds from one end of a job to the next, and time of the last one.
         self._pace_s, self._ended_s = 1.0, -math.inf
+        self._return_s = -math.inf  # when the last one that was refused may return
         self._start_thread()
 
     @property
@@ -117,7 +119,7 @@ class Worker:
             n = len(self._waiting)
             n_bytes = sum(one.n_bytes for one in self._waiting) + job.n_bytes
             if n >= self._most + self._room(job.model) or (n and n_bytes > WAITING_BYTES):
-                seconds = self._seconds_until_empty()
+                seconds = self._seconds_to_wait()
                 wait = "1 request is" if n == 1 else f"{n} requests are"
                 raise ApiError(
                     f"{wait} already waiting. Try again in {seconds} s.",
@@ -129,14 +131,19 @@ class Worker:
             self._waiting.append(job)
             self._wake()
 
-    def _seconds_until_empty(self) -> int:
+    def _seconds_to_wait(self) -> int:
         """Return the seconds until all that wait are answered, if it goes on as it did.
 
-        Then there is room for all clients that were refused meanwhile, not only for the first one.
+        Each further client that is refused waits longer, at the pace of the answers: clients that
+        come back together would fill the queue again.
         """
+        now_s = time.perf_counter()
         last_s = max(self._ended_s, min((one.began_s for one in self._running), default=math.inf))
-        pace_s = max(self._pace_s, time.perf_counter() - last_s)
-        return min(60, max(1, math.ceil(pace_s * max(1, len(self._waiting)))))
+        pace_s = max(self._pace_s, now_s - last_s)
+        until_empty_s = pace_s * max(0, len(self._waiting) - 1)
+        wait_s = min(_LONGEST_WAIT_S, max(until_empty_s, self._return_s - now_s) + pace_s)
+        self._return_s = now_s + wait_s
+        return max(1, math.ceil(wait_s))
 
     def _count_end(self, job: Job) -> None:
         now_s = time.perf_counter()

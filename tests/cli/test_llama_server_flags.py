@@ -1,15 +1,19 @@
 """The words of llama-server's command line: taken, without effect, or refused by name; none is read as another."""
 
+import math
 import re
+from pathlib import Path
 
 import click
 import pytest
 
+from gguf_spec.cli import foreign, serve
 from gguf_spec.cli import options as cli_options
-from gguf_spec.cli import serve
-from gguf_spec.cli.command import UnknownNameError
-from gguf_spec.cli.habits import HIDDEN_NAMES, NO_EFFECT, NOT_HERE
-from gguf_spec.errors import InvalidOptionError
+from gguf_spec.cli.command import CommandGroup, UnknownNameError, hidden_names
+from gguf_spec.cli.generate import generate
+from gguf_spec.cli.habits import HIDDEN_NAMES, NO_EFFECT, NOT_HERE, OF_COMMANDS, OTHER_MEANING
+from gguf_spec.errors import GgufSpecError, InvalidOptionError, OptionConflictError
+from gguf_spec.server import Settings
 
 # Words -> the parameters that they set.
 TAKEN = {
@@ -80,21 +84,48 @@ TAKEN = {
     "--draft-max 16": {"k": 16},
     "-v": {"verbose": 1},
     "--offline": {"offline": True},
+    "-hfd OWNER/DRAFT": {"draft": "OWNER/DRAFT"},
+    "--spec-draft-hf OWNER/DRAFT": {"draft": "OWNER/DRAFT"},
+    "--spec-draft-threads 2": {"draft_threads": 2},
+    "--spec-draft-ngl 99": {"draft_gpu_layers": 99},
+    "--kv-unified-per-slot 4096": {"ctx": 4096},
+    "--sleep-idle-seconds 300": {"keep_alive": 300.0},
+    "--sleep-idle-seconds -1": {"keep_alive": float("inf")},
+    "--sse-ping-interval -1": {"ping": 0.0},
+    "-to 0": {"timeout": 0.0},
+    "--log-verbose": {"verbose": 1},
+    "--dry-multiplier 0.8": {"dry_multiplier": 0.8},
+    "--dry-penalty-last-n -1": {"dry_penalty_last_n": -1},
+    "--dry-sequence-breaker x": {"dry_breaker": ("x",)},
+    "--lora a.gguf,b.gguf:0.5": {"lora": (("a.gguf", 1.0), ("b.gguf", 0.5))},
+    "--ctx_size 4096": {"ctx": 4096},
+    "--no_mmap": {"mmap": False},
+    "--api-key-file x": {"api_key_file": Path("x")},
+    "-c4096": {"ctx": 4096},
+    "-ngl=99": {"gpu_layers": 99},
+    "-mx.gguf": {"model": ("x.gguf",)},
 }  # fmt: skip
 WITHOUT_EFFECT = [
     "--jinja", "--no-webui", "--metrics", "--slots", "--props", "-cb", "--cont-batching", "-kvu", "--no-warmup", "--no-context-shift",
     "--cache-reuse 256", "-cram 1024", "--ctx-checkpoints 8", "-tb 8", "--threads-batch 8", "--threads-http 4", "-b 2048", "--batch-size 2048",
     "-ub 512", "--ubatch-size 512", "--swa-full", "--log-disable", "--log-file x.log", "-lv 3", "--log-prefix", "--log-colors auto", "--embedding",
     "--reranking", "--reasoning-format deepseek", "--reasoning-format auto", "--reasoning-budget -1", "-sm layer", "-mg 0", "--prio 2", "--poll 50",
+    "--mirostat 0", "--mirostat-lr 0.1", "--dynatemp-range 0.0", "--adaptive-target -1", "--samplers penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",
+    "--spec-draft-prio 2", "-Cd ff", "-Crd 0-3", "-Cbd ff", "--spec-ngram-mod-n-match 24", "--spec-ngram-map-k4v-size-n 12", "--spec-default", "--spec-draft-sampling greedy",
+    "-dio", "-dkvc", "-gan 1", "-lzm auto", "-ncffn 0", "--moe-cache-mib 0", "--log-colors", "--log-jsonl", "--cors-headers *", "--no-cors-credentials", "--ui-config {}",
+    "--no-agent", "-no-ag", "--models-max 4", "--embd-normalize 2", "--chat-template-kwargs {}", "--video-fps 4", "--no-mmproj-auto", "--penalize-nl",
     "-dt 0.1", "-e", "--check-tensors", "--draft-min 4", "--draft-p-min 0.4", "-cd 4096", "-sps 0.5", "--perf", "-nr", "--rope-scaling none",
 ]  # fmt: skip
 # Words -> a word of the hint.
 REFUSED = {
     "--no-jinja": "template", "--context-shift": "--ctx-max", "-sm row": "layer", "-mg 1": "takes 0", "-ts 3,1": "--gpu-layers", "-nkvo": "--gpu-layers",
-    "--rope-scaling yarn": "none", "--rope-freq-base 10000": "file", "--override-kv a=b": "file", "-hff x.gguf": "hf:OWNER", "-hft hf_secret": "HF_TOKEN",
-    "-mu http://a": "OWNER", "--api-key-file x": "GGUF_SPEC_API_KEY", "--ssl-cert-file x": "proxy", "--slot-save-path x": "--keep FOLDER",
+    "--rope-scaling yarn": "none", "--rope-freq-base 10000": "file", "--override-kv a=b": "file", "-hft hf_secret": "HF_TOKEN",
+    "-mu http://a": "OWNER", "--ssl-cert-file x": "proxy", "--slot-save-path x": "--keep FOLDER",
     "--reasoning-format none": "deepseek", "--reasoning-budget 0": "-1", "-j {}": "request", "--grammar x": "request", "-l 5+1": "request",
-    "-ctk q8_0 -ctv q4_0": "--kv-type", "--models-dir x": "--store", "--mirostat 2": "sampler", "--chat-template-kwargs {}": "request",
+    "-ctk q8_0 -ctv q4_0": "--kv-type", "--models-dir x": "--store", "--mirostat 2": "sampler", "--chat-template-kwargs {\"a\":1}": "request",
+    "--reasoning-budget-message x --reasoning-effort high": "reasoning_effort", "-mmdev none": "--device", "-otd a=CPU": "draft", "-cmoed": "draft", "--image-max-tokens 9": "file",
+    "--mcp-servers-config x": "[mcp.NAME]", "--models-preset x": "--models-file", "-cl": "models list", "--list-devices": "doctor", "--fim-qwen-1.5b-default": "OWNER/REPO",
+    "--log-prompts-dir x": "texts", "--no-prefill-assistant": "continue_final_message", "--embd-normalize -1": "embd_normalize", "--spec-synth-len 2": "drafts",
 }  # fmt: skip
 # The words that issue 80 counts: each form of the usual lines.
 USUAL = [
@@ -109,7 +140,7 @@ USUAL = [
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(serve, "_has_gpu", lambda: True)
+    monkeypatch.setattr(foreign, "has_gpu", lambda: True)
 
 
 def read(words):
@@ -122,7 +153,7 @@ def read(words):
         if context.get_parameter_source(name) is source
     }
     return {k: str(v) if k == "mmproj" else v for k, v in given.items()}, context.meta.get(
-        serve._LEFT_OUT, []
+        foreign.LEFT_OUT, []
     )
 
 
@@ -141,7 +172,7 @@ def test_what_is_harmless_is_named_in_a_line(words, capsys):
 def test_the_rest_is_refused_by_name(words):
     with pytest.raises(UnknownNameError) as caught:
         read(words)
-    name = words.split()[0]
+    name = [word for word in words.split() if word.startswith("-")][-1]
     assert REFUSED[words] in caught.value.hint
     assert name in caught.value.message or "-ctv" in words
     assert "hf_secret" not in caught.value.message + caught.value.hint
@@ -172,7 +203,7 @@ OF_GPU = {
 
 @pytest.mark.parametrize("words", OF_GPU)
 def test_without_a_gpu_backend_its_options_are_named_in_a_line(words, capsys, monkeypatch):
-    monkeypatch.setattr(serve, "_has_gpu", lambda: False)
+    monkeypatch.setattr(foreign, "has_gpu", lambda: False)
     named, given = OF_GPU[words]
     assert read(words) == (given, [])
     why = f"Note: {re.escape(named)} (has|have) no effect here: this build of llama.cpp has no GPU backend\\.\\n"
@@ -200,14 +231,15 @@ def test_threads_are_told_from_the_temperature(capsys):
 
 def test_a_name_is_in_one_table():
     """And is no name of an own option, which would be lost."""
-    rows = [*NO_EFFECT, *NOT_HERE]
+    rows = [*NO_EFFECT, *NOT_HERE, *OTHER_MEANING, *OF_COMMANDS["serve"]]
     names = [
         word for row in rows for word in row.partition(" [")[0].split() if word.startswith("-")
     ]
     own = [name for one in serve.serve.params for name in (*one.opts, *one.secondary_opts)]
     own += [name for one in serve.serve.params for name in HIDDEN_NAMES.get(one.name, ())]
     assert len({*names}) == len(names) and not {*names} & {*own}
-    assert all(re.fullmatch(r"-[a-zA-Z]+|--[a-z][a-z-]+|-no-kvu", name) for name in names)
+    shape = r"-[a-zA-Z]+|--[a-z][a-z0-9.-]+|-no-(kvu|ag|cnv)"
+    assert all(re.fullmatch(shape, name) for name in names)
 
 
 def test_they_are_neither_in_the_help_nor_in_the_environment(monkeypatch):
@@ -253,3 +285,185 @@ def test_a_line_of_llama_server_starts(here):
     )
     assert said.returncode == 1 and b"gone.gguf" in said.stderr
     assert b"Note: --jinja, -b 64, --no-webui have no effect here." in said.stderr
+
+
+# Words of one option -> the options that they set.
+SET_OTHERS = {
+    "-lm none": {"mmap": False}, "--load-mode mlock": {"mlock": True}, "-lm mmap+mlock": {"mmap": True, "mlock": True}, "-lm dio": {"mmap": None},
+    "-lm none --mmap": {"mmap": True}, "--mmap -lm none": {"mmap": True},
+    "--spec-type none": {"draft": "none"}, "--spec-type ngram-mod,ngram-simple": {"draft": "ngram"}, "--spec-type draft-mtp": {"draft": "mtp"},
+    "--spec-type draft-simple": {"draft": "auto"}, "--spec-type ngram-mod,draft-mtp": {"draft": "auto"}, "-md x.gguf --spec-type draft-eagle3": {"draft": "x.gguf"},
+    "-md x.gguf --spec-type ngram-mod": {"draft": "x.gguf"}, "-md x.gguf --spec-type none": {"draft": "none"},
+    "--draft 16": {"draft": "auto", "k": 16}, "--draft 16 -k 4": {"draft": "auto", "k": 4}, "--draft none": {"draft": "none"},
+    "-hf OWNER/REPO:Q8_0 -hff x.gguf": {"model": ("hf:OWNER/REPO/x.gguf",)}, "-hff x.gguf -m tales -hf OWNER/REPO": {"model": ("tales", "hf:OWNER/REPO/x.gguf")},
+    "--cors-origins http://a,http://b": {"cors_origin": ("http://a", "http://b")}, "--cors-origins *": {"cors_origin": ("*",)},
+    "--cors-origins localhost --cors-origin http://a": {"cors_origin": ("http://a", "http://localhost:*", "http://127.0.0.1:*")},
+    "--lora-scaled a.gguf:0.5,b.gguf:2 --lora c.gguf": {"lora": (("c.gguf", 1.0), ("a.gguf", 0.5), ("b.gguf", 2.0))},
+    "--keep 0": {"keep": "0"}, "--keep 256": {"keep": None}, "--keep 20GB": {"keep": "20GB"}, "--keep 2000000": {"keep": "2000000"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SET_OTHERS)
+def test_what_stands_for_other_options_sets_them(words):
+    context = serve.serve.make_context("serve", words.split())
+    wanted = SET_OTHERS[words]
+    assert {name: context.params[name] for name in wanted} == wanted
+    left_out = ["--keep 256"] if words == "--keep 256" else None
+    assert context.meta.get(foreign.LEFT_OUT) == left_out
+
+
+def test_a_file_with_a_comma_in_its_name_is_one_adapter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b.gguf").touch()
+    assert read("--lora a,b.gguf")[0] == {"lora": (("a,b.gguf", 1.0),)}
+
+
+def test_an_unknown_way_of_loading_is_refused():
+    with pytest.raises(UnknownNameError, match="sometimes"):
+        read("-lm sometimes")
+
+
+# A word with one dash that no command has -> what is in its hint.
+NAMES = {
+    "-mlj": "-m VALUE", "-dxy": "-d VALUE", "-ctx": "", "-nx": "-n VALUE", "-ngl99": "-ngl VALUE", "-c=4096": "-c VALUE", "-mmodel": "VALUE",
+    "-xyz": "--help", "-vx": "--help", "-model=x": "VALUE", "-model-x": "VALUE", "-tbx": "", "-hfthf_secret5": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "generate", "chat", "batch", "edit", "bench", "verify"]
+)
+@pytest.mark.parametrize("word", NAMES)
+def test_no_name_is_read_as_a_short_option(command, word):
+    found = CommandGroup.root.commands[command]
+    short = {
+        name for one in found.params for name in (*one.opts, *hidden_names(one)) if len(name) == 2
+    }
+    with pytest.raises(UnknownNameError) as caught:
+        found.make_context(command, [word, "1"])
+    if NAMES[word][:2] in short or NAMES[word].startswith(("--", "V")):
+        assert NAMES[word] in caught.value.hint
+    assert "secret5" not in caught.value.message + caught.value.hint
+    begin = word[: 4 if word.startswith(("-ngl", "-model")) else 3]
+    assert begin.rstrip("9") in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("-n5", {"max_tokens": 5}),
+        ("-t0.5", {"temperature": 0.5}),
+        ("-t.5", {"temperature": 0.5}),
+        ("-mtiny.gguf", {"model": "tiny.gguf"}),
+        ("-m/a/b", {"model": "/a/b"}),
+        ("-vv", {"verbose": 2}),
+        ("-yv", {"yes": True, "verbose": 1}),
+        ("-vn5", {"verbose": 1, "max_tokens": 5}),
+        ("-n-1", {"max_tokens": -1}),
+        ("--stop -ctx", {"stop": ("-ctx",)}),
+        ("-p -abc", {"prompt_option": "-abc"}),
+        ("--stop --max_tokens", {"stop": ("--max_tokens",)}),
+        ("-l 13+1 -l 7=-inf -l 5-0.5", {"logit_bias": ((13, 1.0), (7, -math.inf), (5, -0.5))}),
+    ],
+)
+def test_a_value_may_follow_its_letter(words, given):
+    params = generate.make_context("generate", words.split()).params
+    assert {name: params[name] for name in given} == given
+
+
+# Command -> words of llama-cli, and the options that they set.
+OF_COMMAND_LINES = [
+    ("generate", "-no-cnv -st --color --no-display-prompt -b 512 -tb 8 --jinja --log-disable --keep 5 --simple-io", {}),
+    ("generate", "-t 8 -c 4096 -n 32 -sys x -p y -ub 64", {"threads": 8, "ctx": 4096, "max_tokens": 32, "system": "x", "prompt_option": "y"}),
+    ("generate", "-lm none --spec-type none", {"mmap": False, "draft": "none"}),
+    ("generate", "--escape", None), ("generate", "-cnv", None), ("generate", "--rope-scale 2", None), ("generate", "--context-shift", None),
+    ("chat", "-cnv -i -mli -co --no-warmup", {}), ("chat", "-c 4096 -t 8", {"ctx": 4096, "threads": 8, "continued": False}), ("chat", "-c", {"continued": True}),
+    ("chat", "-st", None), ("chat", "-e", None), ("chat", "--keep 5", {"keep": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "words", "given"), OF_COMMAND_LINES)
+def test_the_words_of_llama_cli(command, words, given, capsys):
+    found = CommandGroup.root.commands[command]
+    if given is None:
+        with pytest.raises(UnknownNameError, match=f"no option {words.split()[0]}\\."):
+            found.make_context(command, words.split())
+        return
+    params = found.make_context(command, words.split()).params
+    assert {name: params[name] for name in given} == given
+    noted = {
+        "-no-cnv",
+        "-st",
+        "--color",
+        "-b",
+        "-tb",
+        "--jinja",
+        "--keep",
+        "-ub",
+        "-cnv",
+        "-i",
+        "-mli",
+        "--no-warmup",
+    }
+    said = capsys.readouterr().err
+    assert all(word in said for word in words.split() if word in noted)
+
+
+def test_a_key_in_a_file(tmp_path):
+    file = tmp_path / "key"
+    file.write_text("# of the proxy\n\n  secret \n")
+    assert serve._key_of(file, None) == "secret"
+    with pytest.raises(OptionConflictError, match="combined"):
+        serve._key_of(file, "other")
+    for text in ("", "# none\n", "one\ntwo\n"):
+        file.write_text(text)
+        with pytest.raises(GgufSpecError, match="keys in place of one") as caught:
+            serve._key_of(file, None)
+        assert "two" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1,::1", "/tmp/a.sock", "a b"])
+def test_a_server_has_one_address(host):
+    with pytest.raises(InvalidOptionError, match="one host name or address"):
+        Settings(host=host, api_key="k")
+
+
+NONE = ["0", "none", "never", "off", "-1", "None", "inf"]
+
+
+@pytest.mark.parametrize("text", NONE)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--timeout", 0),
+        ("--ping", 0),
+        ("--body-limit", 0),
+        ("--max-tokens-limit", None),
+        ("--ctx-max", None),
+    ],
+)
+def test_a_limit_can_be_none(option, value, text):
+    name = option[2:].replace("-", "_")
+    params = serve.serve.make_context("serve", [option, text]).params
+    assert params[name] == value
+    params |= {"mmproj": None, "mcp": False}
+    _, settings = serve._settings(params)
+    assert settings.limit_s in (None, 600) and settings.body_bytes in (4_000_000, 256_000_000)
+
+
+@pytest.mark.parametrize("text", NONE[1:])
+def test_a_model_can_stay_and_any_number_can_wait(text):
+    words = ["--keep-alive", text, "--queue", text]
+    params = serve.serve.make_context("serve", words).params
+    assert params["keep_alive"] == math.inf and params["queue"] > 10**9
+    params = serve.serve.make_context("serve", ["--keep-alive", "0", "--queue", "0"]).params
+    assert (params["keep_alive"], params["queue"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "option", ["--timeout", "--ping", "--queue", "--max-tokens-limit", "--body-limit"]
+)
+def test_a_limit_that_is_no_number_is_named(option):
+    with pytest.raises(click.BadParameter, match="soon") as caught:
+        serve.serve.make_context("serve", [option, "soon"])
+    assert option in caught.value.format_message()

@@ -110,6 +110,31 @@ def test_a_text_that_begins_with_the_start_token_gets_no_second_one(tmp_path):
             ).json() == {"tokens": [bos, *text]}
 
 
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_a_text_that_ends_with_the_end_token_gets_no_second_one(tmp_path, add_bos):
+    """As those for embedding models that add one, which many clients write, too."""
+    path = tiny.write(
+        tmp_path / "eos.gguf",
+        metadata={"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_bos_token": add_bos},
+    )
+    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
+        eos, start = tiny.END, [tiny.END] * add_bos
+        text = llm.vocabulary.tokenize("ab", special=True, start=False)
+        assert llm.tokenize("ab") == [*start, *text, eos]
+        assert llm.tokenize(f"ab{BOS}") == [*start, *text, eos]
+        assert llm.tokenize(f"ab{BOS}{BOS}") == [*start, *text, eos, eos]
+        assert llm.tokenize(f"{BOS}ab{BOS}") == [eos, *text, eos]
+        assert llm.vocabulary.tokenize("", special=True) == [*start, eos]
+        assert llm.vocabulary.tokenize(BOS, special=True) == [*start, eos]
+        assert llm.vocabulary.tokenize(f"ab{BOS}", special=False)[-2:] != [eos, eos]
+        plain, twice = llm.embed(["ab", f"ab{BOS}"])
+        assert plain.tolist() == twice.tolist()
+        with serve_in_thread(llm) as server:
+            asked = [{"input": one} for one in ("ab", f"ab{BOS}", [*start, *text, eos])]
+            usage = [ask(server, "POST", "/v1/embeddings", one).json()["usage"] for one in asked]
+            assert usage[0] == usage[1] == usage[2]
+
+
 FAULTS = {
     "{{ messages[0].content|nope }}": "line 1: there is no filter 'nope'",
     "\n{% if messages is odd_one %}a{% endif %}": "line 2: there is no test 'odd_one'",

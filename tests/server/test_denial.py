@@ -190,7 +190,7 @@ def test_no_time_limit(chats, timeout):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("0", 0), ("none", 0), ("-1", float("inf")), ("10m", 600), ("2.5", 2.5)]
+    ("text", "seconds"), [("0", 0), ("none", 0), ("-1", 0), ("10m", 600), ("2.5", 2.5)]
 )
 def test_the_option_takes_no_limit(text, seconds):
     context = serve.make_context("serve", ["--timeout", text])
@@ -332,6 +332,24 @@ def test_retry_after_is_the_time_that_all_who_wait_need(endless):
             assert f"Try again in {found} s" in reply.json()["error"]["message"]
         for one in held:
             one.close()
+
+
+def test_clients_that_are_refused_come_back_one_after_the_other(tales, monkeypatch):
+    """With the pace of the answers; those that have come back take no more time."""
+    now_s = [100.0]
+    with serve_in_thread(tales) as server:
+        worker = server._app.worker
+        monkeypatch.setattr(worker_module, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+        worker._pace_s, worker._ended_s = 2.0, 100.0
+        worker._waiting.extend([SimpleNamespace(n_bytes=0)] * 4)
+        try:
+            assert [worker._seconds_to_wait() for _ in range(4)] == [8, 10, 12, 14]
+            now_s[0] = worker._ended_s = 106.0
+            assert worker._seconds_to_wait() == 10
+            now_s[0] = worker._ended_s = 200.0
+            assert [worker._seconds_to_wait() for _ in range(30)][-3:] == [60, 60, 60]
+        finally:
+            worker._waiting.clear()
 
 
 def test_the_pace_is_measured_while_others_wait(tales, monkeypatch):

@@ -149,6 +149,10 @@ JOINED = {
     "/v1/v1/models/tales": "/v1/models/{name:path}", "/v1/v1/chat/completions/": "/v1/chat/completions", "//chat//completions": "/v1/chat/completions",
     "/api//chat": "/api/chat", "/api/api/chat": "/api/chat", "/v1/api/chat": "/api/chat", "/api/v1/messages": "/v1/messages",
     "/v1/v1/messages/count_tokens": "/v1/messages/count_tokens", "//health": "/health", "/v1/completion": "/completion", "/v1//v1/v1/models": "/v1/models",
+    "/v1/chat/completions/chat/completions": "/v1/chat/completions", "/v1/chat/completions/v1/chat/completions": "/v1/chat/completions",
+    "/v1/chat/completions/models": "/v1/models", "/chat/completions/v1/models/tales": "/v1/models/{name:path}", "/v1/completions//completions": "/v1/completions",
+    "/v1/messages/v1/messages": "/v1/messages", "/v1/messages/messages/count_tokens": "/v1/messages/count_tokens", "/api/chat/api/chat": "/api/chat",
+    "/api/generate/api/tags": "/api/tags", "/v1/messages/count_tokens/v1/messages/count_tokens/": "/v1/messages/count_tokens",
 }  # fmt: skip
 
 
@@ -175,6 +179,13 @@ def test_wrongly_joined_paths_are_the_meant_ones(tales, path, caplog):
     assert len(said) == (not is_slash) and all(f" {JOINED[path]} " in one for one in said)
 
 
+def test_a_name_behind_two_slashes(server):
+    right = ask(server, path="/v1/models/tales").json()
+    for path in ("/v1/models//tales", "/v1//models//tales/", "/models//tales"):
+        assert ask(server, path=path).json() == right
+    assert ask(server, path="/v1/models//other").status == 404
+
+
 def test_a_wrongly_joined_path_is_answered(server):
     right = ask_text(server).json()["choices"][0]["text"]
     for path in ("//v1/completions", "/v1/v1/completions", "/v1//completions/"):
@@ -196,6 +207,14 @@ def test_a_wrongly_joined_path_is_answered(server):
         "/v1/../v1/models",
         "/x//v1/models",
         "/v1" * 5 + "/models",
+        "/v1/chat/completions/nowhere",
+        "/v1/chat/completions/page/main.js",
+        "/v1/nowhere/chat/completions",
+        "/health/v1/models",
+        "/page/main.js/v1/models",
+        "/v1/chat/completions/../models",
+        "/v1/chat/completions" * 3,
+        "/a" * 8_000,
     ],
 )
 def test_other_paths_are_unknown(server, path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.cli import cli
+from gguf_spec.cli import cli, foreign
 from gguf_spec.cli.habits import HIDDEN_NAMES
 from tests.support import children
 
@@ -46,14 +46,19 @@ OTHER_OPTIONS = {
     "--cpu",
     "--install",
     "--slow",
-    "--spec-type",
     "--tier",
     "--verifytypes",  # of pyright
 }
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
 OTHER_OPTIONS |= {"--contenders", "--long", "--peer", "--runs", "--users", "--widths"}  # of scripts
-OTHER_OPTIONS |= {"--jinja", "--no-webui"}  # of llama-server
+# of llama.cpp
+OTHER_OPTIONS |= {
+    name
+    for command in ("serve", "generate")
+    for one in foreign._foreign_options(command, frozenset())
+    for name in one.opts
+}
 OTHER_OPTIONS |= {"--onefile", "--find-links", "--no-index"}  # of PyInstaller, pip
 OTHER_OPTIONS |= {"--include-distribution-metadata", "--include-package", "--include-package-data"}
 OTHER_OPTIONS |= {"--mode", "--nofollow-import-to", "--noinclude-custom-mode"}  # of Nuitka
@@ -66,13 +71,6 @@ OTHER_OPTIONS |= {
     "--with-dependencies",
 }  # of scripts
 OTHER_OPTIONS |= {"--gpu", "--images", "--native", "--ready-made"}  # of scripts/run
-OTHER_OPTIONS |= {
-    "--context-shift",
-    "--metrics",
-    "--models-dir",
-    "--no-slots",
-    "--no-ui",
-}  # of llama-server
 # What is looked up and not read may be long; the log of experiments is not part of the site.
 LONG_PAGES = {"docs/cli.md", "docs/decisions/log.md", "docs/python-api.md"}
 MISSING = [

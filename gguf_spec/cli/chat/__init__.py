@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..command import CONTROL, Command, file_option, flag, option
+from ..command import CONTROL, file_option, flag, option
+from ..foreign import LlamaCommand
 from ..generate import check_images, image_option
 from ..options import (
     model_options,
@@ -31,7 +32,7 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 
 
 @click.command(
-    cls=Command,
+    cls=LlamaCommand,
     usual="model draft system max_tokens temperature seed ctx load save show_draft",
     context_settings=_SETTINGS,
 )
