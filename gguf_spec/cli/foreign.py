@@ -115,7 +115,7 @@ def _as_meant(args: list[str]) -> list[str]:
     args, kinds = [*args], dict[str, str]()
     for i, (name, value) in enumerate(itertools.pairwise([*args, ""])):
         n = value if name == "-t" else name[2:] if name.startswith("-t") else ""
-        if n.isdecimal() and int(n) > 1:
+        if n.isdecimal() and int(n) > 2:
             args[i] = "--threads" if name == "-t" else f"--threads={n}"
             fact = f"Note: -t {n} is read as --threads {n}; --temperature {n} sets the other."
             click.echo(fact, err=True)
