@@ -68,13 +68,13 @@ def is_possible() -> bool:
 
 
 def sets(which: str, machine: str = "") -> list:
-    """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), or `all`.
+    """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), `all`, or the one that is named.
 
     On ARM the best ones are all that it has: llama.cpp decides.
     """
     known = [name for name in SETS if (name in ARM) == is_arm(machine)]
-    if which == "all":
-        return known
+    if which in SETS or which == "all":
+        return known if which == "all" else [which]
     flags = set(cpu_features())
     # where the system hides what the processor has, all are compiled
     here = [name for name in known if flags.issuperset(SETS[name][1])] or known

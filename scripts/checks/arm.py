@@ -130,9 +130,9 @@ def libraries(work: Path) -> Path:
     return work / build["folder"]
 
 
-def kernels(work: Path, sources: Path = build_kernels.SOURCES, flags=()) -> Path:
+def kernels(work: Path, sources: Path = build_kernels.SOURCES, flags=(), which="all") -> Path:
     """Compile the kernels for ARM."""
-    return build_kernels.build(work, "all", sources, flags, [COMPILER], "aarch64")
+    return build_kernels.build(work, which, sources, flags, [COMPILER], "aarch64")
 
 
 def program(work: Path) -> Path:
@@ -183,7 +183,7 @@ def check_kernels(builds: dict[str, Build], args) -> int:
             sources = Path(shutil.copytree(build_kernels.SOURCES, work / f"sources{i}"))
             plant(sources, text, wrong)
             (work / str(i)).mkdir()
-            planted = kernels(work / str(i), sources, ["-O1"])
+            planted = kernels(work / str(i), sources, ["-O1"], builds[name].kernels)
             done = run(test, folder, builds[name], str(planted), "check", spoils)
             is_found = done.returncode == 1 and f"\n{spoils} " in "\n" + done.stdout
             n_bad += not is_found
@@ -296,7 +296,7 @@ def whole(names: list[str], keep: bool) -> int:
             sources = Path(shutil.copytree(build_kernels.SOURCES, Path(name) / one))
             for text, wrong, _ in mistakes:
                 plant(sources, text, wrong)
-            kernels(root / "opt", sources, ["-O1"])
+            kernels(root / "opt", sources, ["-O1"], PROCESSORS[one].kernels)
             spoilt = "\n".join(spoils for *_, spoils in mistakes)
             planted = {"GGUF_SPEC_KERNELS_LIBRARY": f"/opt/{build_kernels.LIBRARY}"}
             n_bad += bool(
