@@ -81,7 +81,8 @@ FEATURES = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 DOTPROD = f"{FEATURES} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
 PROCESSORS = {
     "dotprod": Processor("cortex-a76", DOTPROD, "neondot"),
-    "i8mm": Processor("max,sme=off,sve=off", f"{DOTPROD} i8mm bf16", "neoni8mm"),
+    # as Graviton 4: where a processor has I8MM and no SVE, the ready-made llama.cpp takes its build with dot products
+    "i8mm": Processor(NO_SVE, f"{DOTPROD} i8mm bf16 sve sve2", "neoni8mm"),
     "without": Processor("cortex-a72", FEATURES, ""),  # as a Raspberry Pi 4
 }
 # How the kernel starts programs for ARM: qemu is opened at once, so a folder that is the root needs none.
