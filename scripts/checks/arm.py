@@ -234,9 +234,9 @@ def inside(root: Path, name: str, *words: str, **settings) -> subprocess.Complet
     env |= {"HOME": f"/root/{name}", "QEMU_CPU": PROCESSORS[name].emulated}
     enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-e", "-c", ENTER]
     command = [*enter, "enter", str(root), name, *words]
-    given = settings.pop("input", "")
-    env |= settings
-    return subprocess.run(command, env=env, input=given, text=True, check=False)
+    return subprocess.run(
+        command, env=env | settings, stdin=subprocess.DEVNULL, text=True, check=False
+    )
 
 
 def packages(folder: Path, work: Path) -> None:
@@ -291,18 +291,17 @@ def whole(names: list[str], keep: bool) -> int:
             print(f"== {one}: {PROCESSORS[one].emulated}", flush=True)
             program = ("python3", "/opt/arm_product.py", PROCESSORS[one].kernels)
             n_bad += bool(inside(root, one, *program).returncode)
-            mistakes = [(*pair, spoils) for *pair, build, spoils in PLANTED if build == one]
-            if not mistakes:
-                continue
-            sources = Path(shutil.copytree(build_kernels.SOURCES, Path(name) / one))
-            for text, wrong, _ in mistakes:
-                plant(sources, text, wrong)
-            kernels(root / "opt", sources, ["-O1"], PROCESSORS[one].kernels)
-            spoilt = "\n".join(spoils for *_, spoils in mistakes)
-            planted = {"GGUF_SPEC_KERNELS_LIBRARY": f"/opt/{build_kernels.LIBRARY}"}
-            n_bad += bool(
-                inside(root, one, *program, "--planted", input=spoilt, **planted).returncode
-            )
+            for text, wrong, build, spoils in PLANTED:
+                if build != one:
+                    continue
+                with tempfile.TemporaryDirectory(dir=name) as copy:
+                    sources = Path(shutil.copytree(build_kernels.SOURCES, Path(copy) / "kernels"))
+                    plant(sources, text, wrong)
+                    kernels(root / "opt", sources, ["-O1"], PROCESSORS[one].kernels)
+                planted = {"GGUF_SPEC_KERNELS_LIBRARY": f"/opt/{build_kernels.LIBRARY}"}
+                n_bad += bool(
+                    inside(root, one, *program, "--planted", spoils, **planted).returncode
+                )
     return n_bad
 
 
