@@ -455,8 +455,9 @@ bool numbers_are_off(void * base) {
     return is_off("the number of bytes of a tensor", overhead() - 32, sizeof(Tensor));
 }
 
+struct InitParams { size_t bytes; void * memory; bool no_alloc; };
+
 bool tensors_are_off(void * base, void * cpu) {
-    struct InitParams { size_t bytes; void * memory; bool no_alloc; };
     void * (*init)(InitParams), (*end)(void *), * (*data_of)(const Tensor *), * (*new_graph)(void *, size_t, bool), (*expand)(void *, Tensor *);
     Tensor * (*new_tensor)(void *, int, int64_t, int64_t), * (*mul_mat)(void *, Tensor *, Tensor *), * (*scale)(void *, Tensor *, float), * (*view)(void *, Tensor *, int64_t, size_t), * (*node)(void *, int);
     int (*n_nodes)(void *), (*n_places)(void *);
@@ -512,6 +513,27 @@ bool buffers_are_off(void * base, void * cpu) {
     if (!find(cpu, repacked_name, repacked)) return false;
     if (is_elsewhere("a buffer type's device", here, repacked()->device)) return true;
     return !is_object_beside(repacked()->context, (void *) repacked) && is_elsewhere("a buffer type's context", here, nullptr);
+}
+
+// Whether a pool of threads is not as declared: a pass of one thread writes the number of threads there.
+bool pool_is_off(void * cpu, void * base) {
+    void * (*init)(InitParams), (*end)(void *), * (*new_graph)(void *);
+    int (*compute)(const void *, GraphPlan *);
+    if (!find(base, "ggml_init", init) || !find(base, "ggml_free", end) || !find(base, "ggml_new_graph", new_graph) || !find(cpu, "ggml_graph_compute", compute)) return true;
+    ThreadPoolParams params = {};
+    params.n_threads = 1;
+    void * const context = init({1 << 20, nullptr, false});
+    ThreadPool * const pool = (ThreadPool *) ggml.new_threads(&params);
+    bool is_off = true;
+    if (context && pool) {
+        const void * const graph = new_graph(context);
+        GraphPlan plan = ggml.plan(graph, 1, pool);
+        compute(graph, &plan);
+        is_off = (pool->n_graph & 0xffff) != 1;
+    }
+    if (pool) ggml.free_threads(pool);
+    if (context) end(context);
+    return is_off;
 }
 
 // What is off; empty where our declarations fit.
@@ -587,7 +609,7 @@ EXPORT int gguf_spec_kernels_keep_threads(void * cpu, void * base, int spins) {
     ggml.new_threads = (decltype(ggml.new_threads)) dlsym(cpu, "ggml_threadpool_new");
     ggml.free_threads = (decltype(ggml.free_threads)) dlsym(cpu, "ggml_threadpool_free");
     ggml.plan = (decltype(ggml.plan)) dlsym(cpu, "ggml_graph_plan");
-    if (!ggml.new_threads || !ggml.free_threads || !ggml.plan) return 0;
+    if (!ggml.new_threads || !ggml.free_threads || !ggml.plan || pool_is_off(cpu, base)) return 0;
     const auto free_threads = [](void * data) { ggml.free_threads(((Threads *) data)->pool); free(data); };
     const auto forget = [] { pthread_setspecific(threads_of_caller, nullptr); }; // a child by fork has no other threads
     if (pthread_key_create(&threads_of_caller, free_threads) || pthread_atfork(nullptr, nullptr, forget)) return 0;

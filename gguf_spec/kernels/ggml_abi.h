@@ -3,6 +3,7 @@
 // These declarations need no headers of llama.cpp, which its wheel has only in part. Functions of ggml are found at run time. The kernels are
 // used only where misfit() in entry.cpp finds that the loaded libraries have these structures: the version alone does not tell.
 #pragma once
+#include <pthread.h>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -48,7 +49,8 @@ static_assert(sizeof(Tensor) == 336, "a tensor of ggml has 336 bytes");
 
 // ggml's own threads, in builds without OpenMP.
 struct ThreadPool {
-    char lock_and_changed[88];
+    pthread_mutex_t lock; // its size depends on the processor
+    pthread_cond_t changed;
     void * graph, * plan;
     std::atomic<int> n_graph;                      // lower 16 bits: number of threads in the pass
     alignas(64) std::atomic<int> n_barrier;        // threads that wait

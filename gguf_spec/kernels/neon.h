@@ -95,10 +95,7 @@ template <int SIZE, int N> struct Repacked {
     const char * p; // codes of blocks of 32: their loads need no offset then
     int first;      // of the four columns in the group
     Repacked(const char * w, size_t stride, int64_t c, int64_t, int before) : p(w + c / N * N * stride + before), first(N == 4 ? 0 : c % N) {}
-    void next(Place bytes) {
-        UNROLL for (int i = 0; i < bytes.repacked; i += 128) prefetch(p + 1024 + i);
-        p += bytes.repacked;
-    }
+    void next(Place bytes) { p += bytes.repacked; } // addresses in order: the processor reads ahead by itself
     template <Form F> void load(Place place, int at, Bytes * x) const {
         const uint8_t * const from = (const uint8_t *) p + place.repacked + at * N + first * SIZE;
         UNROLL for (int i = 0; i < 4; i++) x[i] = vld1q_u8(from + (SIZE == 4 ? i * 4 * N : i / 2 * 8 * N + i % 2 * 16));

@@ -54,7 +54,6 @@ _OF_THREADS = {
 }
 # how to get the library and the version of llama-cpp-python that it is made for
 _SET_UP = "in a clone, with a C++ compiler: scripts/run, or pip install . there."
-_TAKE_ARM = "to try them, set GGUF_SPEC_KERNELS=neondot or neoni8mm for the set-up, and when used."
 _FITTING = (
     "use the llama.cpp that gguf-spec sets up: in a clone, scripts/run, or pip install . there."
 )
@@ -136,13 +135,9 @@ def path_of_library() -> Path:
 
 def _start(wanted: str) -> Kernels:
     stock = Kernels("", "switched off")
-    reason = todo = ""
     if not (is_x86() or is_arm()) or sys.platform != "linux":
         reason = "they are for Linux on x86-64 and ARM processors"
-    elif is_arm() and wanted == "auto":
-        reason, todo = "those for ARM were tested in emulation only", _TAKE_ARM
-    if reason:
-        return stock if wanted == "stock" else Kernels("", reason, todo)
+        return stock if wanted == "stock" else Kernels("", reason)
     if not path_of_library().is_file():
         return stock if wanted == "stock" else Kernels("", "the library was not compiled", _SET_UP)
     if not CPU_LIBRARY:

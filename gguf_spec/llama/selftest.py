@@ -130,17 +130,27 @@ def _products(
     inputs = scales * random.standard_normal((_MOST, length), dtype=np.float32)
     shape, data = (length, n_columns), _weights(random, kind, _EXPERTS * n_columns, length)
     first = data[: len(data) // _EXPERTS]
-    plain, experts = tensors.new(kind, shape, first), tensors.new(kind, (*shape, _EXPERTS), data)
-    yield _product(f"a product with {name}", plain, n_columns, inputs)
-    yield _product(f"a product with experts of {name}", experts, n_columns, inputs, _USED)
+    for what, sizes, some, n_used in (
+        ("a product with", shape, first, 0),
+        ("a product with experts of", (*shape, _EXPERTS), data, _USED),
+    ):
+        weights = exact = tensors.new(kind, sizes, some)
+        if kind == _F16:  # llama.cpp adds its products in 16 bits where the processor can
+            numbers = np.frombuffer(some, np.float16).astype(np.float32)
+            exact = tensors.new(_F32, sizes, numbers.tobytes())
+        yield _product(f"{what} {name}", weights, n_columns, inputs, n_used, exact)
     without_memory = Tensors(1 << 12, no_alloc=True)
     packed = without_memory.new(kind, shape)
     if _repack(without_memory, packed, first):
         yield _product(f"a product with repacked {name}", packed, n_columns, inputs)
 
 
-def _product(name: str, weights: int, n_columns: int, inputs: Logits, n_used: int = 0) -> Operation:
-    def rows(start: int, n: int, threads: int) -> Logits:
+def _product(
+    name: str, weights: int, n_columns: int, inputs: Logits, n_used: int = 0, exact: int = 0
+) -> Operation:
+    """Return a product; the reference is that with the weights `exact`, if they are given."""
+
+    def multiplied(weights: int, start: int, n: int, threads: int) -> Logits:
         tensors, some = Tensors(1 << 21), inputs[start : start + n]
         length = some.shape[1]
         if not n_used:
@@ -153,7 +163,9 @@ def _product(name: str, weights: int, n_columns: int, inputs: Logits, n_used: in
             result = call("ggml_mul_mat_id", tensors.context, weights, given, used)
         return tensors.compute(result, n * max(1, n_used) * n_columns, threads).reshape(n, -1)
 
-    return Operation(name, False, rows, rows)
+    return Operation(
+        name, False, partial(multiplied, weights), partial(multiplied, exact or weights)
+    )
 
 
 def _attentions(random: np.random.Generator, kind: int, length: int) -> Iterator[Operation]:

@@ -54,7 +54,7 @@ KERNELS_SWITCH = "GGUF_SPEC_BUILD_KERNELS"
 NATIVE, READY_MADE, GPU = "native", "ready-made", "gpu"
 # pip's package with a C++ compiler, for machines without one, and its size; GGUF_SPEC_ZIG=0 does without
 ZIG, ZIG_MB, ZIG_SWITCH = "ziglang", 101, "GGUF_SPEC_ZIG"
-ZIG_TARGET = "x86_64-linux-gnu.2.28"  # its glibc: the kernels run with this version and newer ones
+ZIG_TARGET = "{}-linux-gnu.2.28"  # its glibc: the kernels run with this version and newer ones
 LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
 # GCC takes the stores that fill AMX's tile configuration for dead ones; without these flags the first decode of a quantised model crashes.
 AMX_FIX = "-fno-tree-dse -fno-dse"
@@ -503,6 +503,11 @@ def kernel_compiler(part: Path, pip: list, log) -> list:
     say(
         f"No C++ compiler: fetching {ZIG} ({ZIG_MB} MB) to compile the kernels, and removing it afterwards."
     )
+    return fetch_zig(part, pip, log, platform.machine())
+
+
+def fetch_zig(part: Path, pip: list, log, machine: str) -> list:
+    """Fetch a C++ compiler into `part`, and return its command for a kind of machine with Linux."""
     options = [
         "--no-deps",
         "--no-compile",
@@ -513,7 +518,7 @@ def kernel_compiler(part: Path, pip: list, log) -> list:
     ]
     if call([*pip, "install", *options, ZIG], log, limit_s=ready_made.MOST_S):
         raise Problem("no C++ compiler, and pip cannot fetch one", f"The log: {log.name}")
-    return [f"{part}/ziglang/ziglang/zig", "c++", "-target", ZIG_TARGET]
+    return [f"{part}/ziglang/ziglang/zig", "c++", "-target", ZIG_TARGET.format(machine)]
 
 
 def cache_folder() -> Path:

@@ -32,9 +32,9 @@ SETS = {
     "avx512": (AVX512, ["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
     "avxvnni": ([*AVX2, "-mavxvnni"], ["avx_vnni"]),
     "avx2": (AVX2, ["avx2", "fma", "f16c"]),
-    # for ARM: which one is used depends on what llama.cpp was compiled for, too
-    "neoni8mm": (["-march=armv8.2-a+dotprod+i8mm"], ["asimddp", "i8mm"]),
-    "neondot": (["-march=armv8.2-a+dotprod"], ["asimddp"]),
+    # for ARM: which one is used depends on what llama.cpp was compiled for, too; zig knows no -march of this kind
+    "neoni8mm": (["-mcpu=generic+dotprod+i8mm"], ["asimddp", "i8mm"]),
+    "neondot": (["-mcpu=generic+dotprod"], ["asimddp"]),
 }
 ARM = ("neoni8mm", "neondot")
 # Options of a single file. Comparisons may not raise exceptions (nobody looks): otherwise GCC leaves branches in its loops.
@@ -62,20 +62,19 @@ def is_arm(machine: str = "") -> bool:
 
 
 def is_possible() -> bool:
-    """Return whether there are kernels for this kind of machine; those for ARM are compiled where they are asked for."""
-    is_asked = is_arm() and os.environ.get("GGUF_SPEC_KERNELS") in ARM
-    known = is_asked or platform.machine().lower() in ("x86_64", "amd64")
+    """Return whether there are kernels for this kind of machine."""
+    known = is_arm() or platform.machine().lower() in ("x86_64", "amd64")
     return known and sys.platform.startswith("linux")
 
 
 def sets(which: str, machine: str = "") -> list:
-    """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), or `all`.
+    """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), `all`, or the one that is named.
 
     On ARM the best ones are all that it has: llama.cpp decides.
     """
     known = [name for name in SETS if (name in ARM) == is_arm(machine)]
-    if which == "all":
-        return known
+    if which in SETS or which == "all":
+        return known if which == "all" else [which]
     flags = set(cpu_features())
     # where the system hides what the processor has, all are compiled
     here = [name for name in known if flags.issuperset(SETS[name][1])] or known

@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/build/wheels.py [--out FOLDER] [--with-dependencies [VERSION ...]] [--try]
 
-Ours is made twice: for Linux on this kind of processor with the kernels of all instruction sets, and for all else without kernels. llama-cpp-python's is assembled
+Ours is made three times: for Linux on x86-64 and on aarch64 with the kernels of all instruction sets, and for all else without kernels. The compiler for the kind of
+processor that this one is not is fetched (ziglang) and removed. llama-cpp-python's is assembled
 from ready-made libraries (ready_made.py), for each row of its table. So `pip install --find-links FOLDER gguf-spec` compiles nothing; with
 --with-dependencies the folder has all other packages too, for `--no-index`. auditwheel names the oldest glibc for the platform of each wheel.
 The same sources and compiler make the same bytes, in whatever folder. It needs a C++ compiler, the project's .venv, and pip's and npm's indexes.
@@ -11,7 +12,9 @@ The same sources and compiler make the same bytes, in whatever folder. It needs 
 import argparse
 import hashlib
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,7 +25,7 @@ from pathlib import Path
 
 import build_kernels
 import ready_made
-from _llama_wheel import CONSTRAINTS, Problem, call, failure, say
+from _llama_wheel import CONSTRAINTS, Problem, call, compiler_command, failure, fetch_zig, say
 
 ROOT = Path(__file__).resolve().parents[2]
 PIP = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check"]
@@ -78,7 +81,7 @@ class Auditor:
 
 
 def our_files(out: Path, work: Path, auditor: Auditor, log) -> None:
-    """Make the sdist, and from it both wheels and those of plugins/."""
+    """Make the sdist, and from it our wheels and those of plugins/."""
     sdist = hatch("sdist", ROOT, out, log)
     with tarfile.open(sdist) as archive:
         archive.extractall(work)  # our own
@@ -86,25 +89,35 @@ def our_files(out: Path, work: Path, auditor: Auditor, log) -> None:
     hatch("wheel", source, out, log)
     for plugin in sorted((source / "plugins").glob("*/pyproject.toml")):
         hatch("wheel", plugin.parent, out, log)
-    if not build_kernels.is_possible():
-        say("No wheel with kernels: there are none for this kind of machine.")
-        return
+    for machine in ("x86_64", "aarch64"):
+        wheel_with_kernels(machine, source, out, work, auditor, log)
+
+
+def wheel_with_kernels(
+    machine: str, source: Path, out: Path, work: Path, auditor: Auditor, log
+) -> None:
+    """Make our wheel with the kernels of all instruction sets, from unpacked sources, for Linux on a kind of processor."""
+    is_here = sys.platform == "linux" and platform.machine() == machine
+    part = work / f"compiler-{machine}"
+    command = compiler_command("CXX") if is_here else fetch_zig(part, PIP, log, machine)
+    os.environ["ZIG_GLOBAL_CACHE_DIR"] = str(part / "cache")
     say(
-        f"Compiling the kernels ({', '.join(build_kernels.sets('all'))}) with {build_kernels.compiler_command('CXX')[0]}."
+        f"Compiling the kernels ({', '.join(build_kernels.sets('all', machine))}) with {Path(command[0]).name}."
     )
-    build_kernels.build(
-        source / "gguf_spec" / "kernels", "all", source / "gguf_spec" / "kernels", ["-s"]
-    )
-    (work / "first").mkdir()
-    first = hatch("wheel", source, work / "first", log, GGUF_SPEC_WHEEL_WITH_KERNELS="1")
-    hatch(
+    folder = source / "gguf_spec" / "kernels"
+    build_kernels.build(folder, "all", folder, ["-s"], command, machine)
+    shutil.rmtree(part, ignore_errors=True)
+    (work / machine).mkdir()
+    settings = {"GGUF_SPEC_WHEEL_WITH_KERNELS": "1"}
+    first = hatch(
         "wheel",
         source,
-        out,
+        work / machine,
         log,
-        GGUF_SPEC_WHEEL_WITH_KERNELS="1",
-        GGUF_SPEC_WHEEL_PLATFORM=auditor.platform(first),
+        **settings,
+        GGUF_SPEC_WHEEL_PLATFORM=f"linux_{machine}",
     )
+    hatch("wheel", source, out, log, **settings, GGUF_SPEC_WHEEL_PLATFORM=auditor.platform(first))
 
 
 def llama_wheels(out: Path, work: Path, auditor: Auditor, log) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import sys
@@ -37,7 +38,7 @@ def compilers():
     for folder in os.get_exec_path():
         found = [one.name for one in Path(folder).glob("*++-*")]
         names += [[name] for name in sorted(found) if re.fullmatch(r"(g|clang)\+\+-\d+", name)]
-    target = ["c++", "-target", _llama_wheel.ZIG_TARGET]
+    target = ["c++", "-target", _llama_wheel.ZIG_TARGET.format(platform.machine())]
     names.append(["zig", *target])
     if importlib.util.find_spec("ziglang"):
         names.append([sys.executable, "-m", "ziglang", *target])

@@ -560,8 +560,16 @@ def test_runs_without_kernels_that_cannot_be_compiled(machine, kernels):
 
 @pytest.mark.full
 def test_kernels_for_another_kind_of_processor_are_not_compiled(machine, kernels):
-    machine.run(PATCH="module.build_kernels.platform.machine = lambda: 'aarch64'")
+    machine.run(PATCH="module.build_kernels.platform.machine = lambda: 'riscv64'")
     assert not machine.calls("c++ ")
+
+
+@pytest.mark.full
+def test_kernels_for_arm_are_compiled(machine, kernels):
+    """What this processor has is not that of ARM, so both sets are."""
+    done = machine.run(PATCH="module.build_kernels.platform.machine = lambda: 'aarch64'")
+    assert "Compiling the kernels (neoni8mm, neondot)." in done.stderr
+    assert (kernels / "libgguf_spec_kernels.so").exists()
 
 
 # Two at once

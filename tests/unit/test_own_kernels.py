@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import re
 import shutil
 import sys
@@ -185,6 +186,40 @@ def test_the_structures_of_llama_cpp_are_looked_up(tmp_path, lie):
         [sys.executable, "-c", MISFIT, library], capture_output=True, text=True, check=True
     )
     assert re.fullmatch(said, asked.stdout), asked.stdout
+
+
+KEEPS = """
+from gguf_spec.llama import own_kernels
+own_kernels.keep_threads()
+print(own_kernels.keeps_threads())
+"""
+
+
+@pytest.mark.parametrize(
+    ("member", "kept"), [("pthread_cond_t changed;", True), ("char changed[40];", False)]
+)
+def test_the_structure_of_a_pool_of_threads_is_looked_up(tmp_path, member, kept):
+    """On ARM a lock has other bytes than on x86: barriers would wait for ever."""
+    if not shutil.which("c++") or not CPU_LIBRARY or CPU_LIBRARY.uses_openmp:
+        pytest.skip("no compiler, or a build whose threads are not ours to keep")
+    sources, library = Path(own_kernels.__file__).parents[1] / "kernels", tmp_path / "entry.so"
+    for one in sources.glob("*.*"):
+        if one.suffix in (".h", ".cpp"):
+            shutil.copy(one, tmp_path)
+    text = (tmp_path / "ggml_abi.h").read_text(encoding="utf-8")
+    assert text.count("pthread_cond_t changed;") == 1
+    text = text.replace("pthread_cond_t changed;", member)
+    (tmp_path / "ggml_abi.h").write_text(text, encoding="utf-8")
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", "-o", library, tmp_path / "entry.cpp"]
+    children.run([*command, "-ldl"], check=True)
+    done = children.run(
+        [sys.executable, "-c", KEEPS],
+        env=os.environ | {"GGUF_SPEC_KERNELS_LIBRARY": str(library)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{kept}\n"
 
 
 def test_the_advice_where_the_structures_differ(monkeypatch):
@@ -447,12 +482,19 @@ def test_a_problem_of_kernels_that_nobody_wants_is_not_kept(tmp_path, monkeypatc
     assert own_kernels.library_problem("auto") == ""
 
 
-def test_kernels_for_arm_are_used_where_they_are_asked_for(monkeypatch):
+@pytest.mark.parametrize("asked", ["auto", "neondot"])
+def test_kernels_for_arm_are_used_where_the_self_test_passes(monkeypatch, tmp_path, asked):
     monkeypatch.setattr(own_kernels.platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(own_kernels.sys, "platform", "linux")
-    monkeypatch.setattr(own_kernels, "path_of_library", lambda: Path("/none"))
-    assert "emulation only" in own_kernels._start("auto").reason
-    assert own_kernels._start("neondot").reason == "the library was not compiled"
+    library, problems = tmp_path / "a.so", ["the self-test failed: it is off", ""]
+    monkeypatch.setattr(own_kernels, "path_of_library", lambda: library)
+    assert own_kernels._start(asked).reason == "the library was not compiled"
+    library.touch()
+    monkeypatch.setattr(own_kernels, "library_problem", lambda *_, **__: problems.pop(0))
+    monkeypatch.setattr(own_kernels, "keep_threads", lambda: None)
+    monkeypatch.setattr(own_kernels, "enter", lambda wanted: Kernels("neondot", wanted))
+    assert own_kernels._start(asked).reason == "the self-test failed: it is off"
+    assert own_kernels._start(asked) == Kernels("neondot", asked)
 
 
 @pytest.mark.parametrize(("used", "exact"), [("neondot", True), ("", False)])
