@@ -164,7 +164,7 @@ def _set_others(ctx: click.Context) -> None:
     if draft.isdecimal() and int(draft) and not Path(draft).exists() and "k" in given:
         given |= {"draft": "auto"} | ({"k": int(draft)} if is_free("k") else {})
     with contextlib.suppress(ValueError):  # tokens that stay where a context shifts
-        if (n := int(given.get("keep") or 0)) and n < _LEAST_KEPT:
+        if (n := int(given.get("keep") or 0)) and -1 <= n < _LEAST_KEPT:  # -1 are all
             ctx.meta.setdefault(LEFT_OUT, []).append(f"--keep {n}")
             given["keep"] = None
 
