@@ -218,6 +218,7 @@ def _whole_words(parser: Any, ctx: click.Context) -> Any:
             if option and isinstance(option.obj.type, _NUMBERS):
                 wrong = r"(?![-+.]?\d).*"
             is_wrong = value and re.fullmatch(wrong, value, re.DOTALL)
+            is_wrong = is_wrong or (value and i > 2)  # `-hft...` is not `-h -f t...`
             if len(word) > 2 and (is_wrong or not option):
                 raise _no_such_word(word, ctx)
             break

@@ -340,7 +340,7 @@ def test_no_name_is_read_as_a_short_option(command, word):
         name for one in found.params for name in (*one.opts, *hidden_names(one)) if len(name) == 2
     }
     with pytest.raises(UnknownNameError) as caught:
-        found.make_context(command, [word, "1"])
+        found.make_context(command, [word, "1"], help_option_names=["-h", "--help"])
     if NAMES[word][:2] in short or NAMES[word].startswith(("--", "V")):
         assert NAMES[word] in caught.value.hint
     assert "secret5" not in caught.value.message + caught.value.hint
