@@ -214,11 +214,11 @@ def _whole_words(parser: Any, ctx: click.Context) -> Any:
             option, value = parser._short_opt.get(f"-{letter}"), word[i:]
             if option and not option.takes_value:
                 continue
-            wrong = r"[A-Za-z-]*(=.*)?"
+            # `-hft...` is not `-h -f t...`
+            wrong = r"[A-Za-z-]*(=.*)?" if i == 2 else ".*"
             if option and isinstance(option.obj.type, _NUMBERS):
                 wrong = r"(?![-+.]?\d).*"
             is_wrong = value and re.fullmatch(wrong, value, re.DOTALL)
-            is_wrong = is_wrong or (value and i > 2)  # `-hft...` is not `-h -f t...`
             if len(word) > 2 and (is_wrong or not option):
                 raise _no_such_word(word, ctx)
             break
