@@ -45,13 +45,13 @@ KEPT_FILE = Path("docs/how-it-works.md")
 STATS = "/stats"
 KEPT = (
     (
-        "gguf-spec chat -m qwen2.5-coder-1.5b",
+        "gguf-spec chat -m qwen2.5-coder-1.5b --keep kept",
         "/file how-it-works.md",
         "What is a round? One sentence.",
         STATS,
     ),
     (
-        "gguf-spec chat -m qwen2.5-coder-1.5b --continue",
+        "gguf-spec chat -m qwen2.5-coder-1.5b --keep kept --continue",
         "And what does a draft model do? One sentence.",
         STATS,
     ),
@@ -138,9 +138,9 @@ class Terminal:
         return self._run("capture-pane", "-p", "-e").rstrip()
 
     def last(self):
-        """Return the last line without its colours."""
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", self.shown()).splitlines() or [""]
-        return lines[-1].rstrip()
+        """Return the line of the cursor; a chat has a status below it."""
+        row = self._run("display-message", "-p", "#{cursor_y}").strip()
+        return self._run("capture-pane", "-p", "-S", row, "-E", row).rstrip()
 
     def type(self, text, prompt):
         """Type a line, and wait until there is a prompt."""
@@ -164,7 +164,6 @@ def kept():
         (Path(folder) / KEPT_FILE.name).write_bytes((ROOT / KEPT_FILE).read_bytes())
         given = {
             "PYTHONPATH": str(ROOT),
-            "GGUF_SPEC_KEEP": f"{folder}/kept",
             "XDG_STATE_HOME": f"{folder}/state",
         }
         terminal = Terminal(folder, given)
