@@ -139,7 +139,7 @@ class Machine:
         self.context = Context(self.clock, costs, n_slots, exactness)
         self.pairs = [SlotPair(slot, None) for slot in self.context.sequences]
         side = Side(self.context, costs)
-        self.scheduler = Scheduler(self.pairs, side, None, **options)
+        self.scheduler = Scheduler(self.pairs, side, None, **{"max_gap": 0.25} | options)
         self.waiting = []
 
     def body(self, request, pair):
@@ -394,7 +394,8 @@ def test_the_draft_model_reads_in_turn(monkeypatch):
     exactness = Exactness(attention=True)
     target, draft = (Context(clock, costs, 3, exactness) for costs in (Costs(), Costs(0.01, 0.001)))
     pairs = [SlotPair(*one) for one in zip(target.sequences, draft.sequences, strict=True)]
-    scheduler = Scheduler(pairs, Side(target, target.costs), Side(draft, draft.costs))
+    sides = Side(target, target.costs), Side(draft, draft.costs)
+    scheduler = Scheduler(pairs, *sides, max_gap=0.25)
     ends = {}
 
     def body(pair, n):
