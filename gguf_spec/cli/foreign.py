@@ -114,6 +114,8 @@ def _as_meant(args: list[str]) -> list[str]:
     """
     args, kinds = [*args], dict[str, str]()
     for i, (name, value) in enumerate(itertools.pairwise([*args, ""])):
+        if name == "--":  # a text follows
+            break
         n = value if name == "-t" else name[2:] if name.startswith("-t") else ""
         if n.isdecimal() and int(n) > 2:
             args[i] = "--threads" if name == "-t" else f"--threads={n}"
@@ -164,7 +166,7 @@ def _set_others(ctx: click.Context) -> None:
     if draft.isdecimal() and int(draft) and not Path(draft).exists() and "k" in given:
         given |= {"draft": "auto"} | ({"k": int(draft)} if is_free("k") else {})
     with contextlib.suppress(ValueError):  # tokens that stay where a context shifts
-        if (n := int(given.get("keep") or 0)) and -1 <= n < _LEAST_KEPT:  # -1 are all
+        if (n := int(given.get("keep") or 0)) and -1 <= n < _LEAST_KEPT:  # -1 means all
             ctx.meta.setdefault(LEFT_OUT, []).append(f"--keep {n}")
             given["keep"] = None
 

@@ -856,7 +856,7 @@ def _is_other_kind(kind: str, binding: tuple[str, ...]) -> bool:
 
 
 def _overridden(uses: Sequence[_Use], binding: tuple[str, ...], code: Sequence[str]) -> int:
-    """Return the line of a function that overrides one of another class; 0 if there is none."""
+    """Return the line of a function that overrides one of another class; 0 without one."""
     for use in uses if binding[0] == "function" else ():
         above = code[use.line - 1] if use.line else ""
         if re.search(r"\boverride\b", use.before) or re.search(r"@[Oo]verride\s*$", above):

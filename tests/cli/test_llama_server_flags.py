@@ -467,3 +467,11 @@ def test_a_limit_that_is_no_number_is_named(option):
     with pytest.raises(click.BadParameter, match="soon") as caught:
         serve.serve.make_context("serve", [option, "soon"])
     assert option in caught.value.format_message()
+
+
+def test_a_text_behind_two_dashes_stays_as_it_is():
+    command = CommandGroup.root.commands["generate"]
+    given = command.make_context("generate", ["--", "-t 8"]).params
+    assert given["prompt"] == "-t 8"
+    assert foreign._as_meant(["-t", "8", "--", "-t", "8"]) == ["--threads", "8", "--", "-t", "8"]
+    assert foreign._as_meant(["--", "-c", "100"]) == ["--", "-c", "100"]
