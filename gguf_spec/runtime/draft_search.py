@@ -210,7 +210,7 @@ def _gain(
 ) -> tuple[float, str]:
     """Return the expected speed-up, and how it was measured; empty if it was not."""
     profile = read_profile(target, draft)
-    if not profile:
+    if not profile or not profile.knows_agreement:
         return _promise(size, quality), ""
     gain, k = profile.best(profile.agreement)
     return (

@@ -20,7 +20,6 @@ from ..errors import (
 from ..gguf.adapters import read_projector
 from ..gguf.validation import Header, ModelFile, read_header
 from ..llama import own_kernels
-from ..llama.attention import depth_costs
 from ..llama.backend import start_backend, uses_gpu
 from ..llama.context import Context
 from ..llama.devices import check_placement
@@ -338,12 +337,10 @@ def open_plan(plan: Plan) -> LLM:
         raise OptionConflictError(Option("keep"), Option("rpc"))
     n_ctx_max = longest_ctx(plan.headers)
     start_backend()
-    costs = depth_costs(given.file.header, plan.target)
     shares = _shares(given.progress, [file.header.file_bytes for file, _ in plan.files])
     with ExitStack() as opened:
         target = _load_model(given.file, plan.target, next(shares), given.projector)
         opened.callback(target.close)
-        target.depth_costs = costs
         if given.chat_template:
             target.weights.chat_template = given.chat_template
         drafter: CachedSequence | None = None
@@ -377,7 +374,7 @@ def open_plan(plan: Plan) -> LLM:
             None if given.text is None else _suffixes(target, given.text),
             texts.store if texts else None,
             translation,
-            PairFiles(target, drafter),
+            PairFiles(target, drafter, translation),
             MAX_GAP_S if given.max_gap is None else given.max_gap,
         )
         on_gpu = any(uses_gpu(options) for _, options in plan.headers)
@@ -485,12 +482,10 @@ def _load_drafter(
     if not plan.draft:
         return None, None, []
     (_, (file, options)) = plan.files
-    costs = depth_costs(file.header, options)
     options = replace(options, n_ctx=target.n_ctx)
     draft = _load_model(file, options, next(shares), target=target)
     with ExitStack() as opened:
         opened.callback(draft.close)
-        draft.depth_costs = costs
         headers = (one.file.header for one in (target, draft))
         translation = translation_of(target.weights, draft.weights, *headers)
         if not (draft.why_plain or (translation and not draft.can_roll_back)):
