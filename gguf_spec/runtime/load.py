@@ -124,8 +124,9 @@ def load(
 ) -> LLM:
     """Load a model, and a draft.
 
-    The pass costs are measured the first time that the models are loaded, in about a second, and
-    saved in the user's cache.
+    The pass costs come from the passes of the first answers. Where the kernels do not promise which
+    passes are exact, they are measured the first time that the models are loaded, in about a
+    second. They are saved in the user's cache.
 
     Args:
         model: A name in models.yaml, the path of a GGUF file, `OWNER/REPO[:QUANT]` or
@@ -209,8 +210,8 @@ def load(
         chat_template: A Jinja template in place of that of the file.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
-        on_measure: Called before the pass costs of these models are measured: once per machine, and
-            again at the next load if other programs disturbed it.
+        on_measure: Called before the pass costs of these models are measured, where a load does so:
+            once per machine, and again at the next load if other programs disturbed it.
         verbose: Write llama.cpp's log to stderr.
         others: None: an argument that does not exist is an `OptionTypeError` with the nearest name.
 
