@@ -258,6 +258,20 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
     assert "measured on this machine" in why
 
 
+@pytest.mark.parametrize(("places", "is_known"), [(0.0, False), (2.0, False), (3.0, True)])
+def test_few_positions_of_answers_are_no_measurement_of_a_draft(home, target, places, is_known):
+    """Of costs that answers showed: `right` counts what they drafted."""
+    light = put(target.parent / "light.gguf", tiny.llama(n_layer=2))
+    right = ((0.0, places),) * N_CONFIDENCE_BUCKETS
+    profile = Profile({1: 0.1, 33: 0.3}, {}, {1: 0.01, 33: 0.1}, {}, {}, right, 0.0)
+    assert write_profile(
+        ModelKey(ModelFile(target), OPTIONS), ModelKey(ModelFile(light), OPTIONS), profile
+    )
+    assert names(target)["light.gguf"].measured is is_known
+    found, _ = choose(to_load(target, OPTIONS))
+    assert (found is None) is is_known, "it was never right"
+
+
 def test_comparisons_are_cached_until_a_file_changes(home, target, monkeypatch):
     other = put(target.parent / "other.gguf", tiny.llama(), tokens=OTHER_TOKENS)
     assert names(target)["other.gguf"].translated

@@ -53,6 +53,17 @@ def test_tables(monkeypatch, name):
     assert reason.startswith("as measured, ")
 
 
+@pytest.mark.parametrize("guessed", [(1, 2, 4, 8, 65), (4, 65), (8, 16, 65)])
+def test_guessed_costs_decide_nothing(monkeypatch, guessed):
+    """Until answers have shown those of a few rows."""
+    table = dict.fromkeys((1, 2, 4, 8, 16, 65), 0.04)
+    n_slots, reason = chosen(monkeypatch, table, guessed=guessed)
+    if 4 in guessed:
+        assert (n_slots, reason) == (4, "the usual number: no costs were measured yet")
+    else:
+        assert n_slots == 16
+
+
 def test_the_depth_counts(monkeypatch):
     """Where attention is most of the time, rows of several sequences gain little."""
     flat = {1: 0.04, 65: 0.04}
