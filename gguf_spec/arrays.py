@@ -9,6 +9,7 @@ NumPy's where it is clear: where `CLEAR` would not change it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -43,6 +44,11 @@ _LOG = (
 _SQRT_HALF = 0x3FE6A09E << 32
 # Number of sums that `total` computes side by side.
 _LANES = 64
+
+
+def row_bits(row: Logits) -> bytes:
+    """Return a hash of the bits of a row."""
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
 def exp(values: ArrayLike) -> Floats:

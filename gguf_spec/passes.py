@@ -7,7 +7,7 @@ This file knows no weights, no file and no llama.cpp. `llama.sequence.CachedSequ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -29,12 +29,15 @@ class Exactness:
             narrower ones, and are dropped.
         grid: Prefill passes end at multiples of this number of tokens; 0 if the ends do not matter,
             because rows have the same bits in passes of any width.
+        promised: The kernels give rows of passes over 1 to `most_rows` tokens the same bits by the
+            way they compute them. Otherwise a measurement has to show which passes do.
     """
 
     attention: bool = False
     most_rows: int = K_MAX + 1
     least_rows: int = 1
     grid: int = 0
+    promised: bool = field(default=False, repr=False)  # kept prompts are named by the others
 
     @property
     def in_any_width(self) -> bool:

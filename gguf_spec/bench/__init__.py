@@ -415,6 +415,7 @@ def bench(
     if why_plain:
         raise NoSpeculationError("model", llm.name, f"{why_plain}.", "use another model.")
     chosen, work = choose_workloads(names, long), []
+    llm.measure()
     for workload in chosen:
         n = n_tokens or (min(workload.n_tokens, _QUICK_TOKENS) if quick else workload.n_tokens)
         for temperature in workload.temperatures[: 1 if quick else None]:

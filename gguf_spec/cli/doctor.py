@@ -101,8 +101,8 @@ def tune(**options: Any) -> None:
     """Measure the cost of these models on this machine, and save the result.
 
     Times passes of both models over 1 to 33 tokens, at the start of a context and far into one, and
-    measures the agreement of the draft with the target. The first load of models measures them in
-    about a second; this command takes longer and is more exact. Run it when the machine is idle.
+    measures the agreement of the draft with the target. Without it the first answers show them;
+    this command takes longer and is more exact. Run it when the machine is idle.
 
     \b
     Examples:

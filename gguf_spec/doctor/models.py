@@ -402,9 +402,11 @@ class PairChecks:
         found, todo = "not measured yet; `gguf-spec tune` measures them", ""
         if profile:
             self.tuning = Tuning(plan.load.entry.name, draft.label if draft else None, profile)
-            found = f"measured in {profile.seconds:.1f} s; `gguf-spec tune` measures them again"
+            how = f"measured in {profile.seconds:.1f} s"
+            how = how if profile.is_whole else "learned from passes of answers"
+            found = f"{how}; `gguf-spec tune` measures them again"
             if profile.disturbed:
-                found = f"measured in {profile.seconds:.1f} s beside other programs"
+                found = f"{how} beside other programs"
                 todo = "run `gguf-spec tune` when the machine is idle."
         yield Check("costs", "warn" if todo else "ok", found, todo)
         if profile and not profile.disturbed:
@@ -421,7 +423,8 @@ class PairChecks:
             )
             return Check(name, "warn", found, REBUILD)
         if not profile:
-            return Check(name, "ok", "not measured yet; the first load with drafting measures it")
+            found = "all, by the kernels" if target.exactness.promised else "not measured yet"
+            return Check(name, "ok", f"{found}; the first requests with drafting check it")
         return Check(name, "ok", profile.exact_passes)
 
 

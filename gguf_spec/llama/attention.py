@@ -1,4 +1,4 @@
-"""Cost of attention by measurement, before a context exists.
+"""Cost of attention by measurement.
 
 A small model with the same attention is timed after few and after many cached tokens. The attention
 of one layer does not depend on the rest of the model, so its cost times the number of layers is the
@@ -59,12 +59,12 @@ class AttentionShape(NamedTuple):
     value_length: int
 
 
-def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
+def depth_costs(header: Header, options: ContextOptions, measures: bool = True) -> dict[int, float]:
     """Return pass width -> extra seconds of all layers of a model per cached token.
 
-    The costs come from the user's cache, or are measured now, in half a second to two seconds. They
-    are empty if the shape is unknown, if the measurement fails, and while other programs use the
-    cores; a later load measures then.
+    The costs come from the user's cache, or if it `measures` they are measured now, in half a
+    second to two seconds. They are empty if the shape is unknown, if the measurement fails, and
+    while other programs use the cores; a later load measures then.
     """
     shape, n_layers = attention_shape(header), header.whole("block_count")
     if shape is None:
@@ -81,7 +81,7 @@ def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
     file = cache_file("attention", parts)
     costs = _parsed(read_json(file))
     if not costs:
-        if cores_are_shared(o.threads or 1):
+        if not measures or cores_are_shared(o.threads or 1):
             return {}
         try:
             costs = _measure(shape, o)

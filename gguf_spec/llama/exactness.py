@@ -40,7 +40,8 @@ def predicted(header: Header, options: ContextOptions, flash_attention: str) -> 
     )
     is_exact = attention and has_exact_products(header, options)
     grid = 0 if options.drafts or is_exact else _GRID
-    return Exactness(attention, most_exact_rows(header, options), grid=grid)
+    promised = attention and not _inexact_types(header.tensors, options)
+    return Exactness(attention, most_exact_rows(header, options), grid=grid, promised=promised)
 
 
 def has_exact_attention(

@@ -104,10 +104,10 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
     declared = entries(load.models_file).get(target.draft or "")
     if declared and (path := download.find(declared)):
         opened[path] = ModelFile(path, as_draft=True)
-        draft = _judge(load, declared.name, opened[path], declared=True)
+        draft = _judge(load, declared.name, opened[path], True)
         if draft.fits and not draft.head:
             return draft, ""
-    all_of_them = candidates(load, opened)
+    all_of_them = candidates(load, opened, compares=False)
     for draft in all_of_them:
         is_usable = draft.file and not draft.head and not draft.is_guess
         if is_usable and (draft.gain > 1 or (draft.fits and draft.declared)):
@@ -121,12 +121,14 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
 
 
 def candidates(
-    load: LoadOptions, opened: Mapping[Path, ModelFile] | None = None
+    load: LoadOptions, opened: Mapping[Path, ModelFile] | None = None, *, compares: bool = True
 ) -> list[Candidate]:
     """Return all possible drafts for a target, best first; unusable ones are last.
 
     Args:
         opened: Files whose headers may have been read already.
+        compares: Count the common tokens of all other tokenizers, which takes half a second each,
+            and not only where the number may decide.
 
     Raises:
         ModelError: The target's own file is invalid.
@@ -139,7 +141,7 @@ def candidates(
         one = (opened or {}).get(path) or ModelFile(path, as_draft=True)
         if one.identity not in seen:
             seen.add(one.identity)
-            judged.append(_judge(load, name, one, declared))
+            judged.append(_judge(load, name, one, declared, compares or declared))
 
     for entry in entries(load.models_file).values():
         if path := download.find(entry):
@@ -208,7 +210,7 @@ def _gain(
 ) -> tuple[float, str]:
     """Return the expected speed-up, and how it was measured; empty if it was not."""
     profile = read_profile(target, draft)
-    if not profile:
+    if not profile or not profile.knows_agreement:
         return _promise(size, quality), ""
     gain, k = profile.best(profile.agreement)
     return (
@@ -217,7 +219,9 @@ def _gain(
     )
 
 
-def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Candidate:
+def _judge(
+    load: LoadOptions, name: str, file: ModelFile, declared: bool, compares: bool = True
+) -> Candidate:
     """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""
     target = load.file
     try:
@@ -228,7 +232,7 @@ def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Can
             sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
             why_not = f"it is not smaller than the target ({sizes[0]} against {sizes[1]})"
         else:
-            why_not, share = _difference(target, file)
+            why_not, share = _difference(target, file, compares)
             is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
             if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
                 why_not = "it is recurrent or hybrid, and has other token ids than the target"
@@ -287,10 +291,11 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
     return Candidate(entry.name, None, gain, why, is_declared)
 
 
-def _difference(target: ModelFile, draft: ModelFile) -> tuple[str, float]:
+def _difference(target: ModelFile, draft: ModelFile, compares: bool) -> tuple[str, float]:
     """Return the reason why vocabularies do not match, or an empty text, and their common share.
 
-    The result is cached, because the comparison of large vocabularies is slow.
+    The result is cached, because the comparison of large vocabularies is slow. If not `compares`,
+    the share of another tokenizer is the largest possible one, unless it is in the cache.
     """
     memo = cache_file("pairs", [_VERSION, *target.identity, *draft.identity])
     known = read_json(memo)
@@ -298,17 +303,19 @@ def _difference(target: ModelFile, draft: ModelFile) -> tuple[str, float]:
         share = known.get("share")
         if isinstance(share, float) and 0 <= share <= 1:
             return str(known["difference"]), share
-    difference, share = "", 1.0
+        if share is None and not compares:
+            return "", _NOT_ALL
+    difference, found = "", None
     try:
-        share = _common(FileVocabulary(target.header), FileVocabulary(draft.header))
+        found = _common(FileVocabulary(target.header), FileVocabulary(draft.header), compares)
     except GgufSpecError as error:
-        difference, share = str(error).rstrip("."), 0.0
-    write_json(memo, {"difference": difference, "share": share})
-    return difference, share
+        difference, found = str(error).rstrip("."), 0.0
+    write_json(memo, {"difference": difference, "share": found})
+    return difference, _NOT_ALL if found is None else found
 
 
-def _common(target: FileVocabulary, draft: FileVocabulary) -> float:
-    """Return the share of common tokens; 1 for the same vocabulary.
+def _common(target: FileVocabulary, draft: FileVocabulary, compares: bool) -> float | None:
+    """Return the share of common tokens: 1 for the same vocabulary, None if it was not counted.
 
     Raises:
         VocabularyMismatchError: There are too few.
@@ -316,7 +323,7 @@ def _common(target: FileVocabulary, draft: FileVocabulary) -> float:
     try:
         check_vocabulary(target, draft)
     except VocabularyMismatchError as error:
-        return min(common_share(target, draft, error), _NOT_ALL)
+        return min(common_share(target, draft, error), _NOT_ALL) if compares else None
     return 1.0
 
 

@@ -407,6 +407,17 @@ class LLM(Client[Stream], OfOneProcess):
         """Costs and agreement measured for the models on this machine."""
         return self._pair.profile
 
+    def measure(self) -> None:
+        """Measure the costs of the models in passes of their own, unless that was done before.
+
+        Otherwise requests begin with guessed costs, and their own passes correct these. The caches
+        are empty afterwards.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._queue.in_turn(self._pair.measure_whole)
+
     def use_profile(self, profile: Profile) -> None:
         """Use other costs from now on, and drop the statistics learned with the old ones.
 

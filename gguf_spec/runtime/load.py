@@ -20,7 +20,6 @@ from ..errors import (
 from ..gguf.adapters import read_projector
 from ..gguf.validation import Header, ModelFile, read_header
 from ..llama import own_kernels
-from ..llama.attention import depth_costs
 from ..llama.backend import start_backend, uses_gpu
 from ..llama.context import Context
 from ..llama.devices import check_placement
@@ -125,8 +124,9 @@ def load(
 ) -> LLM:
     """Load a model, and a draft.
 
-    The pass costs are measured the first time that the models are loaded, in about a second, and
-    saved in the user's cache.
+    The pass costs come from the passes of the first answers. Where the kernels do not promise which
+    passes are exact, they are measured the first time that the models are loaded, in about a
+    second. They are saved in the user's cache.
 
     Args:
         model: A name in models.yaml, the path of a GGUF file, `OWNER/REPO[:QUANT]` or
@@ -210,8 +210,8 @@ def load(
         chat_template: A Jinja template in place of that of the file.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
-        on_measure: Called before the pass costs of these models are measured: once per machine, and
-            again at the next load if other programs disturbed it.
+        on_measure: Called before the pass costs of these models are measured, where a load does so:
+            once per machine, and again at the next load if other programs disturbed it.
         verbose: Write llama.cpp's log to stderr.
         others: None: an argument that does not exist is an `OptionTypeError` with the nearest name.
 
@@ -338,12 +338,10 @@ def open_plan(plan: Plan) -> LLM:
         raise OptionConflictError(Option("keep"), Option("rpc"))
     n_ctx_max = longest_ctx(plan.headers)
     start_backend()
-    costs = depth_costs(given.file.header, plan.target)
     shares = _shares(given.progress, [file.header.file_bytes for file, _ in plan.files])
     with ExitStack() as opened:
         target = _load_model(given.file, plan.target, next(shares), given.projector)
         opened.callback(target.close)
-        target.depth_costs = costs
         if given.chat_template:
             target.weights.chat_template = given.chat_template
         drafter: CachedSequence | None = None
@@ -377,7 +375,7 @@ def open_plan(plan: Plan) -> LLM:
             None if given.text is None else _suffixes(target, given.text),
             texts.store if texts else None,
             translation,
-            PairFiles(target, drafter),
+            PairFiles(target, drafter, translation),
             MAX_GAP_S if given.max_gap is None else given.max_gap,
         )
         on_gpu = any(uses_gpu(options) for _, options in plan.headers)
@@ -485,12 +483,10 @@ def _load_drafter(
     if not plan.draft:
         return None, None, []
     (_, (file, options)) = plan.files
-    costs = depth_costs(file.header, options)
     options = replace(options, n_ctx=target.n_ctx)
     draft = _load_model(file, options, next(shares), target=target)
     with ExitStack() as opened:
         opened.callback(draft.close)
-        draft.depth_costs = costs
         headers = (one.file.header for one in (target, draft))
         translation = translation_of(target.weights, draft.weights, *headers)
         if not (draft.why_plain or (translation and not draft.can_roll_back)):

@@ -218,9 +218,10 @@ def choose_parallel(load: LoadOptions, files: Files, least: int = _USUAL) -> tup
         return 1, "the free memory is unknown"
     keys = [ModelKey(*one) for one in files]
     profile = read_profile(keys[0], keys[1] if len(keys) > 1 else None)
-    if profile and not profile.disturbed:
+    is_known = profile and not {1, 2, 4}.intersection(profile.guessed)
+    if profile and is_known and not profile.disturbed:
         return _by_costs(profile, room, min(least, room))
-    why = "other programs disturbed the measurement" if profile else "no costs were measured yet"
+    why = "other programs disturbed the measurement" if is_known else "no costs were measured yet"
     return (room, _BY_MEMORY) if room < _USUAL else (_USUAL, f"the usual number: {why}")
 
 

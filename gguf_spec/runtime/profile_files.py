@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from ..gguf.validation import ModelFile
+from ..llama.attention import depth_costs
 from ..llama.backend import has_llamafile, library_parts, uses_gpu
 from ..llama.options import ContextOptions, physical_cores
 from ..llama.sequence import CachedSequence
 from ..speculative.pair_statistics import PairStatistics
 from ..speculative.profile import Profile
-from ..speculative.profiler import measure
+from ..speculative.profiler import can_learn, guess, measure
 from ..speculative.translation import Translation, in_target_ids
 from ..system.files import CacheFolder, cache_file, read_json, this_machine, write_json
 from ..system.machine import cores_are_shared
@@ -84,8 +85,17 @@ def measured_speed() -> float | None:
 class PairFiles:
     """The files of a loaded pair; implements `speculative.pair.PairFiles`."""
 
-    def __init__(self, target: CachedSequence, draft: CachedSequence | None) -> None:
-        self._target, self._draft = target, draft
+    def __init__(
+        self,
+        target: CachedSequence,
+        draft: CachedSequence | None,
+        translation: Translation | None = None,
+    ) -> None:
+        self._target, self._draft, self._translation = target, draft, translation
+
+    def measure(self, with_draft: bool) -> Profile:
+        draft = self._draft if with_draft else None
+        return profile_of(self._target, draft, None, self._translation, whole=True)
 
     def read_statistics(self, experiences: Mapping[str, PairStatistics]) -> None:
         """Restore acceptance statistics of earlier runs.
@@ -130,6 +140,8 @@ def _file(target: Keyed, draft: Keyed | None, kind: CacheFolder = "profiles") ->
     return cache_file(kind, parts)
 
 
+# Bytes of weights that a pass over one token reads in a second, where nothing was measured.
+_USUAL_SPEED = 1e10
 # Budget in seconds while other programs run; such a profile is measured again later.
 _BUSY_BUDGET_S = 0.3
 # Age from which a profile is measured again, in seconds; and that of one which other programs
@@ -142,38 +154,67 @@ def profile_of(
     draft: CachedSequence | None,
     on_measure: Callable[[], object] | None = None,
     translation: Translation | None = None,
+    whole: bool = False,
 ) -> Profile:
-    """Return the stored profile of these models, or measure and store it.
+    """Return the stored profile of these models, or one to begin with, or measure and store it.
 
-    A profile is measured again if it is a month old. One that other programs disturbed is measured
-    again at the next load, and the better one of the two is used for a day. One "from the future"
-    stays: the clock of a machine without a battery starts in 1970. While another program runs, only
-    the fewest passes are made. `on_measure` is called before a measurement. `translation` is that
-    of a draft with other token ids.
+    Where it is known without passes which of them are exact, answers begin with guessed costs, or
+    with old or disturbed ones, and their passes correct these (`ModelPair.close` stores them).
+
+    Elsewhere a profile is measured first. It is measured again if it is a month old. One that other
+    programs disturbed is measured again at the next load, and the better one of the two is used for
+    a day. One "from the future" stays: the clock of a machine without a battery starts in 1970.
+    While another program runs, only the fewest passes are made.
+
+    Args:
+        on_measure: Called before a measurement.
+        translation: That of a draft with other token ids.
+        whole: A measurement is wanted, not costs that answers corrected.
     """
-    kept, now = read_profile(target, draft), time.time()
+    kept, now, may_learn = read_profile(target, draft), time.time(), can_learn(target)
+    for model in filter(None, (target, draft)):
+        if isinstance(model, CachedSequence) and model.options.head != "self":
+            header = model.file.header
+            model.depth_costs = depth_costs(header, model.options, whole or not may_learn)
+    if kept and not kept.is_whole and (whole or kept.disturbed):
+        kept = None  # a measurement is wanted, or other programs disturbed the answers
     old_s = _OLD_S if kept and kept.steady else _DISTURBED_OLD_S
-    is_usable = kept and (kept.steady or kept.final) and now - kept.measured_at < old_s
-    if kept and is_usable:
+    learns = may_learn and not (kept and kept.exact_width == 1)
+    is_usable = kept and (kept.steady or kept.final or (learns and kept.checked))
+    if kept and is_usable and now - kept.measured_at < old_s:
         known = _with_depth(kept, target, draft)
         if known != kept:
             write_profile(target, draft, known)
         return known
+    if learns and not whole:
+        if not kept:
+            single_s = target.weight_bytes / (measured_speed() or _USUAL_SPEED)
+            kept = of_this_build(guess(target, draft, single_s))
+        return replace(kept, checked=False, final=False, measured_at=now)
     if on_measure:
         on_measure()
+    profile = replace(_measured(target, draft, translation, kept), measured_at=now)
+    write_profile(target, draft, profile)
+    return profile
+
+
+def _measured(
+    target: CachedSequence,
+    draft: CachedSequence | None,
+    translation: Translation | None,
+    kept: Profile | None,
+) -> Profile:
+    """Measure a pair; return that or the stored profile, if that is better."""
     view = draft and in_target_ids(draft, target, translation)
     if cores_are_shared(target.context.threads):
         profile = replace(measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False)
     else:
         profile = measure(target, view)
-    profile = replace(of_this_build(profile), measured_at=now)
-    if kept and kept.steady and not profile.steady:
-        # The machine is busy now: the profile of the idle machine is more accurate.
-        profile = replace(kept, measured_at=now)
-    elif kept and not profile.steady:
-        profile = replace(_less_disturbed(kept, profile), measured_at=now, final=True)
-    write_profile(target, draft, profile)
-    return profile
+    profile = of_this_build(profile)
+    if not kept or profile.steady:
+        return profile
+    # The machine is busy now: the profile of the idle machine is more accurate.
+    return kept if kept.steady else replace(_less_disturbed(kept, profile), final=True)
 
 
 def of_this_build(profile: Profile) -> Profile:

@@ -34,10 +34,15 @@ class Draft:
         tokens: Token ids, at most `k`.
         q: The distribution that each token was drawn from. The rule `coupled` ignores it, so it may
             then be empty.
+        again: Hashes of the rows behind the last known tokens. The pass decodes these tokens again
+            before the newest one, which times such a pass.
+        moved: Called if their rows have other bits now, so that passes are not exact.
     """
 
     tokens: list[int]
     q: list[Distribution]
+    again: Sequence[bytes] = ()
+    moved: Callable[[], object] = lambda: None
 
 
 class Rows:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Logits
+from ..arrays import Logits, row_bits
 from ..options import K_MAX
 from ..passes import LanguageModel
 from ..sampling.chain import Distribution
@@ -85,6 +85,8 @@ _RECONSIDERED, _PIECE = 32, 128
 
 # Share of the generation time for probes of an unused draft model and for passes of untried widths.
 _SPARE_SHARE = 0.007
+# Share of the generation time for passes over known tokens that check the costs.
+_CHECK_SHARE = 0.1
 # Factor on the counts of a request's throughput at each round.
 _RATE_MEMORY = 0.95
 # Acceptance rate of tokens from the text, for a check of the costs without a draft model.
@@ -124,6 +126,8 @@ class RoundState:
         is_forced: The draft is as long as possible at any cost.
         explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
             tried.
+        again_s: Predicted seconds for known tokens that the pass decodes again.
+        moved: The rows of these tokens had other bits.
         returned_s: Clock when the draft was ready, in seconds.
         busy_s: The target's busy time when the draft was ready, in seconds.
     """
@@ -139,6 +143,8 @@ class RoundState:
     is_skipped: bool = False
     is_forced: bool = False
     explored_s: float | None = None
+    again_s: float = 0.0
+    moved: bool = False
     returned_s: float = 0.0
     busy_s: float = 0.0
 
@@ -546,13 +552,15 @@ class DraftController(DraftTeam):
     to be used.
 
     Attributes:
-        target: The model whose passes are saved; only its position, busy time and limits are read.
+        target: The model whose passes are saved. Its position, busy time and limits are read, and
+            it is rolled back before a pass that decodes known tokens again.
         known: Cost models and statistics over all requests; updated.
         fixed: Draft as many tokens as allowed at any cost, from the draft model if there is
             one.
         widest: Largest number of rows of a pass, pending tokens included. Plain decoding is
             possible with any value.
         batches: The requests that share passes with this one.
+        on_inexact: Called if a pass that was to be exact was not.
         counts: Name of a drafter -> its draft tokens, and how many of them were accepted.
     """
 
@@ -571,12 +579,16 @@ class DraftController(DraftTeam):
         fixed: bool = False,
         widest: int = K_MAX + 1,
         batches: Batches | None = None,
+        on_inexact: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
         self.fixed, self.widest = fixed, widest
         batches = batches or Batches()
         self.batches: Batches = batches
+        self._on_inexact = on_inexact
+        # Hashes of the last rows, one for each token of the answer, while costs are checked.
+        self._seen: list[bytes] = []
         self._forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, MODELS)
@@ -668,6 +680,8 @@ class DraftController(DraftTeam):
         if not k or self.fixed:
             return self._search(tokens, k, self.fixed)
         if width := self._width_to_check(len(tokens), k):
+            if self._repeats:
+                return self._decode_again(len(tokens), width)
             draft = self._search(tokens, width - (len(tokens) - self.target.n_past), True)
             if self._round.n_rows != width:
                 self.known.target.skip_check(width)
@@ -690,11 +704,15 @@ class DraftController(DraftTeam):
     def learn(self, tokens: Sequence[int], rows: Logits) -> None:
         """Update costs and acceptance rates from the emitted tokens and the time of the pass."""
         one = self._round
+        if self.known.target.is_checked:
+            seen = [row_bits(row) for row in rows[: len(tokens)]]
+            self._seen = [*self._seen, *seen][-K_MAX:]
         if one.is_skipped:
             self._n_uncounted += len(tokens)
             return
         self._count(len(tokens))
-        self.batches.target.learn(self._learn_times, one, len(tokens))
+        if not one.moved:
+            self.batches.target.learn(self._learn_times, one, len(tokens))
         for step, emitted in zip(one.steps, tokens, strict=False):
             self._learn_step(step, emitted)
             if step.proposal.token != emitted:
@@ -722,10 +740,50 @@ class DraftController(DraftTeam):
         pending, use = n_tokens - self.target.n_past, self.model_use
         if not self.known.target.is_checked or not self.batches.target.is_alone:
             return 0
+        if self._repeats:
+            # Where a text repeats, drafts from it are right as often as those of a good model.
+            width = self.known.target.width_to_check(pending, self.widest, _GOOD, 0.0)
+            can = width - pending <= len(self._seen)
+            return width if can and self._again_s(width) <= self.known.check_s else 0
         if use and use.is_far_behind(n_tokens):
             return 0
         chance, draft_s = (use.mean_chance(), use.token_s()) if use else (_TEXT_CHANCE, 0.0)
         return self.known.target.width_to_check(pending, pending + k, chance, draft_s)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether checks of costs decode known tokens again, and not drafts of any quality.
+
+        Costs of a pair that were measured beside other programs are checked at once, with drafts of
+        the model, whose passes are timed, too.
+        """
+        is_exact = self.target.exactness.promised and self.target.free_rollback >= K_MAX
+        return is_exact and (self.known.target.is_guess or not self.model_use)
+
+    def _again_s(self, width: int) -> float:
+        """Return the seconds that known tokens add to a pass which has `width` tokens with them."""
+        costs, n_past = self.known.target, self.target.n_past
+        return max(0.0, costs.seconds(width, n_past) - costs.seconds(1, n_past))
+
+    def _decode_again(self, n_tokens: int, width: int) -> Draft:
+        """Begin a round without a draft, whose pass also decodes the known tokens before it.
+
+        Unlike a draft it needs no proposals, and its rows show whether such passes are exact.
+        """
+        one = self._round = self._begin_round(n_tokens, 0)
+        n = width - one.n_pending
+        if n:
+            one.again_s = self._again_s(width)
+            self.target.rollback(one.n_past - n)
+            one.n_past = self.target.n_past
+        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        return Draft([], [], self._seen[-n:] if n else (), self._moved)
+
+    def _moved(self) -> None:
+        """Draft no more: a pass that was to give rows the bits of passes of their own did not."""
+        self._round.moved = True
+        self.widest = 1
+        self._on_inexact()
 
     def _search(self, tokens: Sequence[int], k: int, is_forced: bool = False) -> Draft:
         """Begin a round and return its draft; it has `k` tokens, if there are any, if forced."""
@@ -855,7 +913,7 @@ class DraftController(DraftTeam):
         plain_s = seconds = n_tokens * one.plain_s
         if not one.is_skipped:
             passed_s = one.prices.pass_s[one.n_kept] + n_tokens * one.prices.token_s
-            seconds = one.search_s + one.draft_s + passed_s
+            seconds = one.search_s + one.draft_s + passed_s + one.again_s
         self._tokens = _RATE_MEMORY * self._tokens + (1.0 if one.is_skipped else one.expected)
         self._seconds = _RATE_MEMORY * self._seconds + seconds
         self._forecast.rounds_s += seconds
@@ -865,6 +923,7 @@ class DraftController(DraftTeam):
             self._use.n_emitted += n_tokens
             self._use.since_used += n_tokens
         self.known.spare_s += _SPARE_SHARE * seconds
+        self.known.check_s += _CHECK_SHARE * seconds - one.again_s
         for i, step in enumerate(one.steps[: one.n_kept]):
             name = step.proposal.kind[0]
             drafted, accepted = self.counts.get(name, (0, 0))

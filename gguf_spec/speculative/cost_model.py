@@ -46,7 +46,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, ParamSpec
 
@@ -98,6 +98,8 @@ _UNTRIED = 4.0
 _CHECKED = (1, 2, 4, 8, 16)
 # Number of passes of a width before a large error can be that of the machine and not of the entry.
 _ESTABLISHED = 4
+# Passes of a guessed width, and over single tokens of a guessed table, whose shortest one counts.
+_OF_GUESS, _SINGLES_OF_GUESS = (2, 4)
 
 
 class Pace:
@@ -159,10 +161,12 @@ class CostModel:
         base: Seconds of a pass over n tokens with an empty cache, at index n; index 0 is 0.
         depth: Extra seconds of the whole pass for each cached token, at index n; index 0 is 0.
         n_checks: Number of checks of the table that have ended.
+        is_guess: Costs of some widths were a guess at first.
     """
 
     depth: list[float]
     n_checks: int
+    is_guess: bool
 
     def __init__(
         self,
@@ -173,6 +177,7 @@ class CostModel:
         guesses_depth: bool = False,
         trusted: bool = True,
         leads: bool = False,
+        guessed: Collection[int] = (),
     ) -> None:
         """Make the table from a measurement.
 
@@ -188,6 +193,8 @@ class CostModel:
             leads: Single tokens show the speed of the machine, as most passes are over one token:
                 while other programs run, all widths take longer, and not that of the moment alone.
                 Only of a measurement that is trusted: the corrections of another one are its own.
+            guessed: Widths of `measured` that no pass timed. The first pass of one counts in full;
+                that over a single token, of the model that leads, is the speed of the machine.
         """
         measured = repaired(measured)
         self.base: list[float] = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
@@ -198,7 +205,13 @@ class CostModel:
         self._wide_row_s = self.base[-1] / n_most
         self._wide_depth = self.depth[-1] / n_most
         # Widths known from a measurement or from use; other widths are interpolated.
-        self._anchors = {n for n in measured if n <= n_most}
+        self._anchors = {n for n in measured if n <= n_most and n not in guessed}
+        # Guessed widths, each with the number of its passes that still count in full.
+        self._guessed = dict.fromkeys(guessed, _OF_GUESS)
+        self._untimed = {*guessed}
+        self.is_guess, self._sets_pace = bool(guessed), leads
+        if leads and 1 in guessed:
+            self._guessed[1] = _SINGLES_OF_GUESS
         # Widths of an estimated depth cost that passes corrected, the length of the table for all
         # wider passes; None if the depth cost was measured.
         self._corrected_depth: set[int] | None = set() if guesses_depth else None
@@ -294,9 +307,11 @@ class CostModel:
             return
         error = math.log(max(seconds, 1e-9) / self.seconds(n, n_past))
         in_table = n < len(self.base)
+        if n in self._guessed:
+            self._take(n, error)
+            return
         self._n_learned += 1
-        if n == 1 and self._may_lead:
-            self._see_single(error)
+        self._see_single(n, error)
         if in_table:
             self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
         size = self._twice(min(n, len(self.base)), error)
@@ -331,13 +346,51 @@ class CostModel:
         if size or not in_table or self._n_passes[n] == _CONFIRMED:
             self.set_caps()
 
+    def _take(self, n: int, error: float) -> None:
+        """Replace a guess by the time of a pass, and by that of the next one if that is shorter.
+
+        The second pass counts after a large error alone, which another program may have caused.
+        """
+        self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
+        self._n_learned += 1
+        if n in self._untimed or error < 0:
+            if n == 1 and self._sets_pace:
+                self._pace.factor *= math.exp(error)
+            else:
+                self._shift(self.base, n, error)
+        is_large = n in self._untimed and abs(error) > _OUTLIER and n > 1
+        self._last_errors[n] = error if is_large else 0.0
+        self._guessed[n] -= 1
+        if not self._guessed[n] or not (is_large or n == 1):
+            del self._guessed[n]
+        self._untimed.discard(n)
+        self._anchors.add(n)
+        self._n_passes[n] += 1
+        self._used_at[n] = self._n_single
+        self.set_caps()
+
+    @property
+    def untimed(self) -> tuple[int, ...]:
+        """The guessed widths that no pass has timed, ascending."""
+        return tuple(sorted(self._untimed))
+
+    @property
+    def pace(self) -> float:
+        """Speed of the machine relative to that of the table."""
+        return self._pace.factor
+
     @property
     def is_checked(self) -> bool:
         return bool(self._to_check)
 
     def check(self) -> None:
-        """Let the next rounds decode a few widths each, for any costs in the table."""
-        self._to_check, self._is_trusted = [n for n in _CHECKED if n < len(self.base)], False
+        """Let the next rounds decode a few widths each, for any costs in the table.
+
+        Of a table with guesses these are the guessed ones, if a few are among them.
+        """
+        widths = [n for n in _CHECKED if n < len(self.base)]
+        self._to_check = [n for n in widths if n in self._untimed] or widths
+        self._is_trusted = False
 
     def width_to_check(self, least: int, most: int, chance: float, draft_s: float) -> int:
         """Return the width that the next round decodes to check the table, or 0.
@@ -372,7 +425,8 @@ class CostModel:
     def _end_check(self) -> None:
         """Let all other widths follow those that were decoded, if the measurement was wrong."""
         self.n_checks += 1
-        if self._n_corrected and self._n_passes[1]:
+        # The widths of a guess follow each that is decoded (`_shift`).
+        if self._n_corrected and self._n_passes[1] and not self.is_guess:
             known = {n: self.base[n] for n in range(1, len(self.base)) if self._n_passes[n]}
             self.base[1:] = [interpolate(known, n) for n in range(1, len(self.base))]
             self._anchors = set(known)
@@ -440,8 +494,10 @@ class CostModel:
         most = _MOST_OF_SINGLE * self.base[1]
         self.base[2:] = [min(cost, most * n) for n, cost in enumerate(self.base[2:], 2)]
 
-    def _see_single(self, error: float) -> None:
+    def _see_single(self, n: int, error: float) -> None:
         """Note the error of a pass over a single token, which shows the speed of the machine."""
+        if n > 1 or not self._may_lead:
+            return
         self._is_leading = self._is_leading or abs(error) <= _OUTLIER
         if not self._is_leading:
             return

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..arrays import Logits
+from ..arrays import Logits, row_bits
 from ..passes import LanguageModel
 from ..results import TokenLogprob
 from ..sampling.chain import Sampler
@@ -118,7 +118,9 @@ def run_round(
     drafted, n_before = draft.tokens, len(tokens)
     n_drafted = len(drafted)
     pending = [*tokens[target.n_past :], *drafted]
-    logits = target.logits(pending, n_drafted + 1)
+    logits = target.logits(pending, n_drafted + 1 + len(draft.again))
+    if draft.again:
+        logits = _row_as_alone(target, tokens, draft, logits)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     if rule.choose:
         new, near_ties, logprobs = rule.choose(logits, tokens, drafted, noise > 0)
@@ -147,6 +149,24 @@ def run_round(
     target.rollback(keep)
     drafter.rollback(keep)
     return one
+
+
+def _row_as_alone(
+    target: LanguageModel, tokens: Sequence[int], draft: Draft, rows: Logits
+) -> Logits:
+    """Return the last row of a pass over known tokens and the newest one, shape `(1, V)`.
+
+    If the rows of the known tokens have other bits than before, their cached values have, too: all
+    of them are decoded in passes of their own.
+    """
+    n = len(draft.again)
+    if all(row_bits(row) == bits for row, bits in zip(rows[:n], draft.again, strict=True)):
+        return rows[n:]
+    draft.moved()
+    target.rollback(len(tokens) - 1 - n)
+    for token in tokens[target.n_past :]:
+        rows = target.logits([token], 1)
+    return rows
 
 
 def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:

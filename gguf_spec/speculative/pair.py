@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from .profile import DEFAULT_PROFILE, Profile
 from .scheduler import MAX_GAP_S, Scheduler, Side, SlotPair
 from .translation import Translation, in_target_ids
 
+_LOG = logging.getLogger(__name__)
+
 # Why a request with a grammar drafts nothing beside others if its target has recurrent layers:
 # others have passes while it computes, after which its own pass cannot be rolled back.
 _RESTS = "a recurrent or hybrid model drafts nothing for a grammar with parallel requests"
@@ -57,6 +60,9 @@ class Snapshot:
 
 class PairFiles(Protocol):
     """Where the profile and the statistics of a pair are stored: `runtime.profile_files`."""
+
+    def measure(self, with_draft: bool) -> Profile:
+        """Measure and store a whole profile of the pair, or of the target alone."""
 
     def read_statistics(self, experiences: Mapping[str, PairStatistics]) -> None:
         """Restore the statistics of earlier runs; without a file they stay."""
@@ -118,6 +124,7 @@ class ModelPair(Generic[S]):
         pairs = zip(_sequences(target), drafts, strict=False)
         self.slots: list[SlotPair[S]] = [SlotPair(*one) for one in pairs]
         self._measure = measure
+        self._why_none = ""  # nothing is drafted: the reason
         self.use_profile(DEFAULT_PROFILE)
 
     def measure(self) -> None:
@@ -126,6 +133,13 @@ class ModelPair(Generic[S]):
             self.use_profile(self._measured(self._measure))
             if self._files:
                 self._files.read_statistics(self.experiences)
+
+    def measure_whole(self) -> None:
+        """Measure a profile where its costs are guessed, or those of answers."""
+        files = self._files
+        if files and self.profile is not DEFAULT_PROFILE and not self.profile.is_whole:
+            self.use_profile(self._measured(lambda _, draft: files.measure(draft is not None)))
+            files.read_statistics(self.experiences)
 
     def _measured(self, measure: Callable[[S, S | None], Profile]) -> Profile:
         """Return the profile of the pair; if the draft model fails, that of the target.
@@ -154,9 +168,11 @@ class ModelPair(Generic[S]):
         try:
             if self._files and self.profile is not DEFAULT_PROFILE:
                 self._files.write_statistics(self.experiences)
-                known = self.experiences["greedy"]
-                if known.target.n_checks and not self.slots[0].first.failed:
-                    self._files.write_profile(self.profile.checked_by(known))
+                # The costs are those of all kinds of texts.
+                known = max(self.experiences.values(), key=lambda one: one.n_emitted)
+                has_learned = known.target.n_checks or not self.profile.is_whole
+                if known.n_emitted and has_learned and not self.slots[0].first.failed:
+                    self._files.write_profile(self.profile.corrected_by(known))
             if self.profile is not DEFAULT_PROFILE:
                 self.use_profile(DEFAULT_PROFILE)
         finally:
@@ -180,6 +196,16 @@ class ModelPair(Generic[S]):
                 f"llama.cpp did not restore the state of {name} in a test"
             )
         self._measure = None if is_measured else self._measure
+
+    def _refute(self) -> None:
+        """Draft no more, and let the next load measure which passes are exact."""
+        name = self.target.path.name
+        _LOG.warning(
+            "Rows of %s changed with the width of a pass: drafts are off until it is loaded again.",
+            name,
+        )
+        self._why_none = f"a pass over several tokens of {name} gave other rows than single ones"
+        self.profile = replace(self.profile, exact_width=1, steady=False, checked=False)
 
     def snapshot(self) -> Snapshot:
         return deepcopy(Snapshot(self.experiences, self.calibration))
@@ -281,8 +307,8 @@ class ModelPair(Generic[S]):
         """
         if not speculation.k:
             return NoDrafter()
-        if self.target.why_plain:
-            return NoDrafter(self.target.why_plain)
+        if why := self.target.why_plain or self._why_none:
+            return NoDrafter(why)
         if slots.task and slots.task.rests and slots.target.recurrent:
             return NoDrafter(_RESTS)
         coupled, name = speculation.accept == "coupled", speculation.drafter
@@ -315,6 +341,7 @@ class ModelPair(Generic[S]):
             fixed=not speculation.adaptive,
             widest=widest,
             batches=slots.batches,
+            on_inexact=self._refute,
         )
         controller.switch_off(failures)
         if isinstance(before, DraftController):

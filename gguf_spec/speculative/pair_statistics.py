@@ -31,6 +31,7 @@ class PairStatistics:
         confidences: Number of proposals of the draft model in each confidence bucket.
         spare_s: Seconds available for probes of an unused draft model and for passes of untried
             widths.
+        check_s: Seconds available for passes that check the costs and decode known tokens again.
     """
 
     target: CostModel
@@ -42,6 +43,7 @@ class PairStatistics:
     per_search: Overhead = field(default_factory=Overhead)
     confidences: list[float] = field(default_factory=lambda: [1.0] * N_CONFIDENCE_BUCKETS)
     spare_s: float = 0.0
+    check_s: float = 0.0
     n_emitted: int = 0
 
     def drafted(self, confidence: int) -> None:
@@ -73,6 +75,8 @@ class Forecast:
 _FORGET = 0.997
 # Largest weight of a bucket that is read from disk, in observations.
 _KEPT = 40.0
+# Positions of a draft model that was not measured, at which its rates of all requests are learned.
+_NEW = 64
 # Weight of a prior, in observations.
 _DOUBT = 2.0
 # Prior precision (1 / variance) of a request's shift of the log odds against those of all requests.
@@ -98,10 +102,20 @@ class AcceptanceRates:
 
     Only positions whose preceding tokens were all right are counted. The product of the rates along
     a draft is therefore the probability that all of it is accepted.
+
+    Attributes:
+        n_new: Number of positions at which proposals of a draft model count in full, because
+            nothing is known of it; later a request explains a part of them by its text.
     """
 
-    def __init__(self, priors: Mapping[str, Iterable[float]]) -> None:
-        """Start from priors: name of a drafter -> prior acceptance rate of each of its buckets."""
+    n_new: int
+
+    def __init__(self, priors: Mapping[str, Iterable[float]], is_new: bool = False) -> None:
+        """Start from priors: name of a drafter -> prior acceptance rate of each of its buckets.
+
+        `is_new` says that the agreement of the draft model was not measured.
+        """
+        self.n_new = _NEW if is_new else 0
         self._seen: dict[Kind, list[float]] = {}  # [hits, positions]
         self._recalled: dict[Kind, list[float]] = {}  # those of drafters that were not added yet
         self.add(priors)
@@ -124,6 +138,12 @@ class AcceptanceRates:
         # interrupts.
         seen[1] = _FORGET * seen[1] + 1
         seen[0] = _FORGET * seen[0] + hit
+
+    def seen_in(self, names: Iterable[str], bucket: int) -> tuple[float, float]:
+        """Return hits and positions in a bucket of the drafters, without those of the prior."""
+        seen = [self._seen.get((name, bucket), [0.0, _DOUBT]) for name in names]
+        hits = sum(hits * max(0.0, 1 - _DOUBT / places) for hits, places in seen)
+        return hits, sum(max(0.0, places - _DOUBT) for _, places in seen)
 
     def to_list(self) -> list[tuple[str, int, float, float]]:
         """Return all counts as plain values: drafter, bucket, hits, positions."""
@@ -173,6 +193,10 @@ class RequestAcceptance:
     def learn(self, kind: Kind, hit: bool) -> None:
         least = _FIRM_SHIFT_PRECISION if kind[0] in self._firm else _SHIFT_PRECISION
         shift = self._shifts.setdefault(kind[0], [0.0, least])
+        if kind[0] in self._firm and self._known.n_new:
+            self._known.n_new -= 1
+            self._known.learn(kind, hit)
+            return
         usual = self._known.of(kind)
         chance = shifted(usual, shift[0])
         shift[1] = max(least, _SHIFT_FORGET * shift[1]) + chance * (1 - chance)

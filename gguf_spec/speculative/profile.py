@@ -26,6 +26,8 @@ WORTH_SAYING = 1.05
 _SAMPLED_SHIFT = -1.0
 # Largest valid noise in a profile, in logits.
 _MOST_NOISE = 1e3
+# Positions of answers that are enough for an agreement.
+_ENOUGH_PLACES = 32
 # Rows of a pass that are enough to show its rounding noise.
 _ENOUGH_ROWS = 12
 # A wider pass that costs less than this multiple of a narrower one shows a disturbed measurement.
@@ -64,6 +66,8 @@ class Profile:
             better one of two, or the user asked for it.
         llamafile: llama.cpp was built with the products of llamafile, whose bits depend on the
             width; it can be built without them.
+        guessed: Widths of `target` that no pass has timed.
+        guessed_draft: Widths of `draft` that no pass has timed.
     """
 
     target: dict[int, float]
@@ -83,6 +87,13 @@ class Profile:
     checked: bool = True
     final: bool = False
     llamafile: bool = False
+    guessed: tuple[int, ...] = ()
+    guessed_draft: tuple[int, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether passes of a measurement gave the costs, and not those of answers."""
+        return self.seconds > 0
 
     def widest(self, exact: bool) -> int:
         """Return the largest number of rows of a verify pass.
@@ -145,6 +156,11 @@ class Profile:
         hits, places = map(sum, zip(*self.right, strict=True))
         return hits / max(1.0, places)
 
+    @property
+    def knows_agreement(self) -> bool:
+        """Whether `agreement` was measured, or comes from enough positions of answers."""
+        return self.is_whole or sum(places for _, places in self.right) >= _ENOUGH_PLACES
+
     def speedup(self, k: int, chance: float) -> float:
         """Return the speed-up over plain decoding at a fixed draft length, Python's time included.
 
@@ -183,12 +199,22 @@ class Profile:
         `drawn` is for acceptance rules that need the draft's distribution.
         """
         n, pace, (guess, draft_guess) = K_MAX + 1, Pace(), self.guesses_depth
-        target = CostModel(self.target, self.target_depth, n, pace, guess, leads=True)
+        target = CostModel(
+            self.target, self.target_depth, n, pace, guess, leads=True, guessed=self.guessed
+        )
         if not self.checked:
             target.check()
         draft = None
         if self.draft:
-            draft = CostModel(self.draft, self.draft_depth, n, pace, draft_guess, self.checked)
+            draft = CostModel(
+                self.draft,
+                self.draft_depth,
+                n,
+                pace,
+                draft_guess,
+                self.checked and not self.guessed_draft,
+                guessed=self.guessed_draft,
+            )
         texts = {one.name: list(one.priors) for one in (NgramDrafter, RetryDrafter)}
         sampled = texts | {
             NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]
@@ -202,7 +228,8 @@ class Profile:
                 target,
                 draft,
                 AcceptanceRates(
-                    (texts if way == "greedy" else sampled) | dict.fromkeys(MODELS, priors)
+                    (texts if way == "greedy" else sampled) | dict.fromkeys(MODELS, priors),
+                    is_new=bool(self.draft) and not self.knows_agreement,
                 ),
                 per_token=Overhead(self.token_s),
                 per_proposal=Overhead(self.proposal_s),
@@ -211,15 +238,44 @@ class Profile:
             for way, priors in guesses.items()
         }
 
-    def checked_by(self, known: PairStatistics) -> Profile:
-        """Return the profile with the costs that a check of its tables found."""
+    def corrected_by(self, known: PairStatistics) -> Profile:
+        """Return the profile with the costs that the passes of answers found.
 
-        def checked(costs: CostModel | None, table: dict[int, float]) -> dict[int, float]:
+        It is checked if these passes checked its tables to the end.
+        """
+        # The speed of the machine is a part of the costs that were guessed.
+        pace = 1.0 if self.is_whole else known.target.pace
+
+        def corrected(costs: CostModel | None, table: dict[int, float]) -> dict[int, float]:
             base = costs.base if costs else []
-            return {n: base[n] if n < len(base) else seconds for n, seconds in table.items()}
+            return {n: pace * (base[n] if n < len(base) else s) for n, s in table.items()}
 
-        target, draft = checked(known.target, self.target), checked(known.draft, self.draft)
-        return replace(self, target=target, draft=draft, checked=True)
+        one = replace(
+            self,
+            target=corrected(known.target, self.target),
+            draft=corrected(known.draft, self.draft),
+            guessed=known.target.untimed,
+            guessed_draft=known.draft.untimed if known.draft else (),
+        )
+        if known.target.n_checks:
+            one = replace(one, checked=True)
+        if self.is_whole:
+            return one
+        depths = zip(
+            (known.target, known.draft), (self.target_depth, self.draft_depth), strict=True
+        )
+        target_depth, draft_depth = (
+            {n: pace * costs.depth[n] if costs else depth for n, depth in table.items()}
+            for costs, table in depths
+        )
+        return replace(
+            one,
+            target_depth=target_depth,
+            draft_depth=draft_depth,
+            right=tuple(known.chances.seen_in(MODELS, i) for i in range(N_CONFIDENCE_BUCKETS)),
+            token_s=known.per_token.seconds,
+            proposal_s=known.per_proposal.seconds,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -245,6 +301,9 @@ class Profile:
         flags = {name: data[name] for name in ("steady", "restores", "checked")}
         for name in ("final", "llamafile"):  # earlier versions did not write them
             flags[name] = data.get(name, False)
+        for name, table in {"guessed": "target", "guessed_draft": "draft"}.items():
+            fields[name] = tuple(data.get(name, ()))
+            is_valid &= all(type(n) is int and n in fields[table] for n in fields[name])
         fields |= flags
         if not (
             is_valid and all(isinstance(one, bool) for one in (*flags.values(), guess, draft_guess))

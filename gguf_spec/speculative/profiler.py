@@ -7,7 +7,6 @@ measured on a busy machine.
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Logits
+from ..arrays import Logits, row_bits
 from ..options import K_MAX, Sampling
 from ..passes import LanguageModel
 from ..sampling.chain import Filters, Sampler
@@ -47,6 +46,11 @@ _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 # factors of 0.7 to 2 were measured for one token, and 3 to 5 times as many for 8. Rather too small
 # than too large: a width that seems too expensive is not used, and an error of it is not noticed.
 _MORE_THAN_MEMORY = {1: 1.2, 8: 4.8}
+# Costs of a pass by its width, in passes over one token, where nothing was measured: about those of
+# the own kernels with AVX2. With AVX-512 they are lower.
+_USUAL = {1: 1.0, 2: 1.3, 4: 1.6, 8: 2.5, 16: 4.8, 33: 9.3, 65: 17.5}
+# Seconds of a pass besides the reading of the weights.
+_LEAST_PASS_S = 3e-4
 # Number of passes over one token, budget permitting.
 _N_SINGLES = 64
 # Passes over one token that ignore the budget; seconds after which even those end; passes that are
@@ -146,6 +150,51 @@ def measure(
         restores=restores,
         guesses_depth=(guess, draft_guess),
         checked=checked and generated.steady,
+    )
+
+
+def can_learn(target: LanguageModel) -> bool:
+    """Return whether answers may begin with `guess`, and their passes correct it.
+
+    Which passes are exact, and that a rollback restores the state, must be known without passes.
+    """
+    exactness = target.exactness
+    is_exact = exactness.promised and exactness.most_rows > K_MAX
+    return is_exact and target.free_rollback >= K_MAX
+
+
+def guess(target: LanguageModel, draft: LanguageModel | None, single_s: float) -> Profile:
+    """Return costs to begin with, without a pass.
+
+    Args:
+        single_s: Seconds of a pass of the target over one token. The first pass corrects it.
+    """
+
+    def table(of_single_s: float) -> dict[int, float]:
+        return {width: times * of_single_s for width, times in _USUAL.items()}
+
+    def no_step(*_: object) -> None:
+        pass
+
+    of_draft, draft_depth, is_draft_guess = dict[int, float](), dict[int, float](), False
+    if draft:
+        draft_s = single_s * draft.weight_bytes / max(1, target.weight_bytes) + _LEAST_PASS_S
+        of_draft = table(draft_s)
+        draft_depth, is_draft_guess = _depth(draft, (), draft_s, False, no_step)
+    depth, is_guess = _depth(target, (), single_s, False, no_step)
+    return Profile(
+        target=table(single_s),
+        target_depth=depth,
+        draft=of_draft,
+        draft_depth=draft_depth,
+        noise={},
+        right=((0.0, 0.0),) * N_CONFIDENCE_BUCKETS,
+        seconds=0.0,
+        exact_width=K_MAX + 1,
+        guesses_depth=(is_guess, is_draft_guess),
+        checked=False,
+        guessed=tuple(_USUAL),
+        guessed_draft=tuple(of_draft),
     )
 
 
@@ -385,10 +434,6 @@ class Generated(NamedTuple):
     single_s: float
     steady: bool
     token_s: float
-
-
-def row_bits(row: Logits) -> bytes:
-    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
 class PassRows:

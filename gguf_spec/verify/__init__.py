@@ -213,6 +213,7 @@ def verify(
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
     for prompt in prompts:
         _check_room(llm, prompt)
+    llm.measure()  # the noise of passes, and rows that show which ones are exact
     if quick:
         prompts, n_draws = prompts[:1], min(n_draws, _QUICK_DRAWS)
         run.limit_s = min(run.limit_s, _QUICK_S)

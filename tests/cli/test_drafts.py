@@ -57,8 +57,8 @@ def test_the_models_for_tests_draft_for_no_other_family(run, monkeypatch):
     """Seen with Qwen2.5-Coder: "tales 1.17 ... used after gguf-spec tune -d tales"."""
     judge = draft_search._judge
 
-    def translated(load, name, file, declared):
-        one = judge(load, name, file, declared)
+    def translated(load, name, *rest):
+        one = judge(load, name, *rest)
         return replace(one, translated=True) if name in ("tales", "other.gguf") else one
 
     monkeypatch.setattr(draft_search, "_judge", translated)

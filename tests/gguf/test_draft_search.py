@@ -269,6 +269,29 @@ def test_comparisons_are_cached_until_a_file_changes(home, target, monkeypatch):
     assert not names(target)["other.gguf"].translated
 
 
+def test_a_load_counts_no_common_tokens_where_they_decide_nothing(home, target, monkeypatch):
+    """It took a second of a first load: a draft with another tokenizer is chosen if it was measured or is declared."""
+    count = draft_search.common_share
+    put(target.parent / "other.gguf", tiny.llama(), tokens=OTHER_TOKENS)
+    with monkeypatch.context() as patch:
+        patch.setattr(draft_search, "common_share", lambda *_: pytest.fail("counted"))
+        for _ in range(2):  # the second one finds the result in the cache
+            assert choose(to_load(target, OPTIONS))[0] is None
+    counted = []
+    monkeypatch.setattr(draft_search, "common_share", lambda *a: counted.append(1) or count(*a))
+    assert "common tokens" in names(target)["other.gguf"].why
+    n_counted = len(counted)
+    assert choose(to_load(target, OPTIONS))[0] is None
+    assert len(counted) == n_counted
+    overlay = target.parent / "more.yaml"
+    other = target.parent / "other.gguf"
+    overlay.write_text(f"models:\n  big: {{path: {target}, draft: it}}\n  it: {{path: {other}}}\n")
+    other.touch()  # another file
+    os.utime(other, (1, 1))
+    found, _ = choose(to_load(target, OPTIONS, "big", overlay))
+    assert (found.path, found.translated, len(counted)) == (other, True, n_counted + 1)
+
+
 @pytest.mark.full
 def test_loading_finds_the_draft_and_notes_it(home, target):
     put(target.parent / "right.gguf", tiny.llama(n_layer=4))

@@ -7,9 +7,12 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
+from gguf_spec.llama import attention
+from gguf_spec.llama.context import Context
 from gguf_spec.runtime import load as load_module
 from gguf_spec.runtime import profile_files
-from gguf_spec.speculative import profiler
+from gguf_spec.speculative import controller, profiler
+from gguf_spec.speculative.cost_model import CostModel
 from gguf_spec.speculative.profile import Profile
 
 
@@ -39,8 +42,10 @@ def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured
     monkeypatch.setattr(profile_files, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
     with load() as llm:
+        llm.measure()
         first = llm.profile
     with load() as llm:
+        llm.measure()
         assert llm.profile == first
     assert len(measured) == 1
     # on a busy machine the budget ends after the first widths, and implausible costs are left out
@@ -58,6 +63,7 @@ def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measure
         profile_files, "measure", lambda *args: replace(count(*args), steady=True, checked=False)
     )
     with load() as llm:
+        llm.measure()
         assert not llm.profile.checked
         llm.generate("Once upon a time", Sampling(max_tokens=60, temperature=0))
         learned = llm._pair.experiences["greedy"].target
@@ -83,20 +89,23 @@ def test_plain_decoding_measures_nothing(cache, measured):
 @pytest.mark.full
 def test_other_threads_and_another_draft_are_measured_apart(cache, measured):
     for options in ({}, {"draft": "ngram"}, {"kv_type": "q8_0"}):
-        load(**options).close()
+        with load(**options) as llm:
+            llm.measure()
     assert len(measured) == len(list((cache / "profiles").iterdir())) == 3
 
 
 @pytest.mark.full
 def test_a_damaged_or_old_profile_is_measured_again(cache, measured):
-    load().close()
+    with load() as llm:
+        llm.measure()
     (path,) = (cache / "profiles").iterdir()
     whole = json.loads(path.read_text(encoding="utf-8"))
     for n, damage in enumerate(
         ["", "{", "[]", "null", '{"version": 0}', json.dumps(whole | {"target": {"1": -1}})], 2
     ):
         path.write_text(damage, encoding="utf-8")
-        load().close()
+        with load() as llm:
+            llm.measure()
         assert len(measured) == n, damage
         assert json.loads(path.read_text(encoding="utf-8")).keys() == whole.keys()
 
@@ -152,7 +161,9 @@ def test_an_invalid_profile_is_ignored():
 
 @pytest.mark.full
 def test_load_reports_that_it_measures_once(tmp_path, monkeypatch):
+    """Where the kernels promise nothing, such as on a GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profile_files, "can_learn", lambda _: False)
     monkeypatch.setattr("gguf_spec.speculative.profiler._STEADY", float("inf"))  # on a busy machine
     seen = []
     for _ in range(2):
@@ -160,3 +171,131 @@ def test_load_reports_that_it_measures_once(tmp_path, monkeypatch):
             "tales", threads=1, extra_bufts=True, on_measure=lambda: seen.append("measuring")
         ).close()
     assert seen == ["measuring"]
+
+
+# ---- the first answers of a model that was never measured
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Widths of all passes of the target, in order; those that read a prompt are negative."""
+    widths, real = [], Context.decode_one
+
+    def decode(self, part):
+        if "target" in part.sequence.path.name:
+            widths.append(len(part.tokens) * (1 if part.n_rows else -1))
+        return real(self, part)
+
+    monkeypatch.setattr(Context, "decode_one", decode)
+    return widths
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Checks of costs wait for no time and end at no cost: which ones there are depends on no clock."""
+    monkeypatch.setattr(controller, "_CHECK_SHARE", 1e6)
+    monkeypatch.setattr(CostModel, "_cannot_pay", lambda *_: False)
+    monkeypatch.setattr(controller.SearchBudget, "rounds_without", lambda *_: 0)
+    monkeypatch.setattr(CostModel, "is_doubtful", lambda *_: False)
+    monkeypatch.setattr(Profile, "disturbed", "")
+
+
+def record(cache):
+    (path,) = (cache / "profiles").iterdir()
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("draft", ["auto", "ngram"])
+def test_no_pass_is_made_before_the_first_token_that_it_does_not_need(
+    cache, measured, passes, monkeypatch, draft
+):
+    monkeypatch.setattr(attention, "_measure", lambda *_: pytest.fail("attention was measured"))
+    with load(draft=draft) as llm:
+        assert passes == []
+        prompt = llm.tokenize("Once upon a time there was a king who had three")
+        with llm.stream_tokens(prompt, Sampling(max_tokens=9, seed=1)) as stream:
+            next(iter(stream))
+        read = len(prompt) - 1
+        assert [n for n in passes if n < 0] == [-read]
+        assert len([n for n in passes if n > 0]) == 1
+    assert measured == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("draft", ["auto", "ngram"])
+def test_the_record_grows_over_requests_and_processes(cache, measured, passes, soon, draft):
+    ways = [Sampling(max_tokens=n, seed=1) for n in (1, 3, 8, 12, 40, 40)]
+    untimed = []
+    for sampling in ways:
+        passes.clear()
+        with load(draft=draft) as llm:
+            before = llm.profile.guessed
+            llm.generate("One", sampling)
+        one = record(cache)
+        untimed.append(set(one["guessed"]))
+        assert one["seconds"] == 0
+        assert untimed[-1] <= set(before)
+        checked = {2, 4, 8, 16} & (set(before) - untimed[-1])
+        assert checked <= set(passes), "by a pass of that width"
+    assert untimed[0] >= {2, 4, 8, 16}
+    assert 1 not in untimed[0]
+    assert not untimed[-1] & {1, 2, 4, 8, 16}
+    assert len({*map(len, untimed)}) > 2, "not all at once"
+    assert one["checked"]
+    assert measured == []
+
+
+@pytest.mark.full
+def test_texts_do_not_depend_on_what_was_measured(cache, soon):
+    ways = [Sampling(max_tokens=60, seed=3, temperature=t) for t in (0.0, 0.8, 1.2)]
+    with load(draft=None) as llm:
+        plain = [llm.generate("Once upon a time", one, k=0).tokens for one in ways]
+    for draft in ("auto", "ngram"):
+        for _ in range(2):
+            with load(draft=draft) as llm:
+                assert [llm.generate("Once upon a time", one).tokens for one in ways] == plain
+
+
+@pytest.mark.full
+def test_a_damaged_partial_record_begins_again(cache, measured, soon):
+    with load(draft="ngram") as llm:
+        llm.generate("One", Sampling(max_tokens=8, seed=1))
+    (path,) = (cache / "profiles").iterdir()
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    damages = ["", "{", json.dumps(whole | {"guessed": [7]}), json.dumps(whole | {"guessed": 3})]
+    for damage in [*damages, json.dumps(whole | {"guessed": ["2"]})]:
+        path.write_text(damage, encoding="utf-8")
+        with load(draft="ngram") as llm:
+            assert llm.profile.guessed == tuple(profiler._USUAL), damage
+            llm.generate("One", Sampling(max_tokens=8, seed=1))
+        assert set(record(cache)["guessed"]) == set(whole["guessed"]), damage
+    assert measured == []
+
+
+def test_an_answer_beside_other_programs_is_no_record(cache):
+    """A pass over several tokens cannot be faster than one over a single token: the first load without them begins again."""
+    load(draft="ngram").close()
+    assert not (cache / "profiles").exists(), "nothing was learned"
+    with load(draft="ngram") as llm:
+        llm.generate("One", Sampling(max_tokens=2, seed=1))
+    (path,) = (cache / "profiles").iterdir()
+    one = json.loads(path.read_text(encoding="utf-8"))
+    one |= {"target": one["target"] | {"2": one["target"]["1"] / 9}, "guessed": [16, 33, 65]}
+    path.write_text(json.dumps(one | {"checked": True}), encoding="utf-8")
+    with load(draft="ngram") as llm:
+        assert llm.profile.guessed == tuple(profiler._USUAL)
+        assert not llm.profile.checked
+
+
+@pytest.mark.full
+def test_costs_that_are_wanted_whole_are_measured(cache, measured):
+    """By `LLM.measure`, which `bench` and `verify` call."""
+    with load(draft="ngram") as llm:
+        llm.generate("One", Sampling(max_tokens=8, seed=1))
+        assert not llm.profile.is_whole
+        for _ in range(2):
+            llm.measure()
+            assert llm.profile.is_whole
+        assert llm.generate("One", Sampling(max_tokens=8, seed=1)).tokens
+    assert record(cache)["seconds"] > 0
+    assert len(measured) == 1

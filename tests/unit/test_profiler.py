@@ -16,7 +16,9 @@ from gguf_spec.speculative.profiler import plausible
 from tests.support.fakes import FakeModel, random_table
 
 NOW = 1.8e9
-TARGET = SimpleNamespace(context=SimpleNamespace(threads=2), depth_costs={})
+TARGET = SimpleNamespace(
+    context=SimpleNamespace(threads=2), depth_costs={}, exactness=Exactness(), free_rollback=10**6
+)
 GOOD = replace(DEFAULT_PROFILE, steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
 
@@ -50,7 +52,7 @@ def test_a_good_profile_is_not_measured_again(store):
 def test_known_depth_costs_replace_estimates(store):
     """Attention may be measured later than the pair: it is not beside another program."""
     draft = SimpleNamespace(depth_costs={1: 3e-6})
-    target = SimpleNamespace(context=TARGET.context, depth_costs={1: 1e-5, 8: 5e-5})
+    target = SimpleNamespace(**vars(TARGET) | {"depth_costs": {1: 1e-5, 8: 5e-5}})
     estimate = replace(GOOD, target_depth={1: 1e-4}, draft_depth={1: 2e-4})
     store.kept = estimate
     assert profile_of(target, draft) == estimate, "a measurement stays"
