@@ -152,8 +152,8 @@ inline const int8_t * values_of(Interleaved_IQ4_NL) { return iq4_nl_values; }
 inline const int8_t * values_of(Interleaved_MXFP4) { return mxfp4_values; }
 
 template <class T> struct Interleaved32 {
-    static constexpr int elements = 32, groups = 4, depth = 48, tile_bytes = 64, tiles = 1, words = 1, at_once = 4, most = 256;
-    static constexpr size_t stage = 2 * at_once * 2 * TILE;
+    static constexpr int elements = 32, groups = 8, depth = 24, tile_bytes = 64, tiles = 1, words = 1, most = 512;
+    static constexpr size_t stage = 4 * TILE;
 
     static void pack(const char * row, char * to, int r, int64_t, int64_t begin, int64_t end) {
         for (int64_t b = begin / 32; b < end / 32; b++) {
@@ -193,55 +193,60 @@ template <class T> struct Interleaved32 {
         Floats result(int r) const { return sum[r]; }
     };
 
-    // Float steps of COUNT rows from row r on, for N blocks.
-    struct Step {
+    struct Step { // one block or two
         const Weights * weights;
         Rows<Interleaved32> rows;
-        int block;
+        int block, n;
         Floats * sum;
-        const char * from;
-        int n;
-        template <int N, int COUNT> void floats(int r) const {
+        template <int N> void floats_of(const char * stage, int first) const {
             Floats scale[N];
             UNROLL for (int i = 0; i < N; i++) scale[i] = weights[groups * i].scale;
-            const char * at = from + TILE * (r / 16) + 64 * (r % 16);
-            UNROLL for (int j = 0; j < COUNT; j++) {
-                Floats x = sum[r + j];
-                UNROLL for (int i = 0; i < N; i++) x = fma(load_floats((const float *) (at + 2 * TILE * i + 64 * j)), mul(scale[i], all(rows.number(r + j, block + i, 0))), x);
-                sum[r + j] = x;
-            }
+            UNROLL for (int r = first; r < first + 16; r++)
+                UNROLL for (int i = 0; i < N; i++) {
+                    const char * p = stage + TILE * (2 * (first / 16) + i) + 64 * (r % 16);
+                    sum[r] = fma(load_floats((const float *) p), mul(scale[i], all(rows.number(r, block + i, 0))), sum[r]);
+                }
         }
-        template <int COUNT> void some(int r) const {
-            if (n == at_once) floats<at_once, COUNT>(r);
-            else if (n) floats<1, COUNT>(r);
+        // Float steps of 16 rows from row first on.
+        void floats(const char * stage, int first) const {
+            if (n == 2) floats_of<2>(stage, first);
+            else if (n) floats_of<1>(stage, first);
         }
     };
-    template <bool TWO, int N> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before) {
-        char * to = (char *) now.from;
-        UNROLL for (int j = 0; j < N; j++, to += 2 * TILE) {
-            TILE_WEIGHTS(6, now.weights[groups * j].tile);
-            TILE_ROWS(4, now.rows.tile(0, now.block + j, 0), tile_bytes);
-            TILE_ZERO(0);
-            TILE_DOT_BF16(0, 4, 6);
-            if (TWO) { TILE_ROWS(5, now.rows.tile(1, now.block + j, 0), tile_bytes); TILE_ZERO(2); TILE_DOT_BF16(2, 5, 6); }
-            before.template some<(TWO ? 32 : 16) / N>((TWO ? 32 : 16) / N * j);
-            TILE_STORE(0, to);
-            if (TWO) TILE_STORE(2, to + TILE);
+    // Each sum of the step before is stored just before its tile is needed again: a store that follows its products at once waits for them.
+    template <bool TWO> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before, char * stage) {
+        const auto rows = [&](int half, int i) { return now.rows.tile(half, now.block + i, 0); };
+        const bool second = now.n == 2;
+        TILE_ROWS(4, rows(0, 0), tile_bytes);
+        TILE_WEIGHTS(6, now.weights[0].tile);
+        TILE_STORE(0, stage);
+        TILE_ZERO(0);
+        TILE_DOT_BF16(0, 4, 6);
+        TILE_STORE(1, stage + TILE);
+        if (second) { TILE_ROWS(4, rows(0, 1), tile_bytes); TILE_WEIGHTS(7, now.weights[groups].tile); TILE_ZERO(1); TILE_DOT_BF16(1, 4, 7); }
+        before.floats(stage, 0);
+        if (TWO) {
+            TILE_ROWS(5, rows(1, 0), tile_bytes);
+            TILE_STORE(2, stage + 2 * TILE);
+            TILE_ZERO(2);
+            TILE_DOT_BF16(2, 5, 6);
+            TILE_STORE(3, stage + 3 * TILE);
+            if (second) { TILE_ROWS(5, rows(1, 1), tile_bytes); TILE_ZERO(3); TILE_DOT_BF16(3, 5, 7); }
+            before.floats(stage, 16);
         }
     }
     template <bool TWO> static void run(const Weights * weights, int n_groups, int n_blocks, const Rows<Interleaved32> & rows, Sums * sums, char * stage) {
         Step before = {};
-        for (int i = 0, n, flip = 0; i < n_blocks; i += n) {
-            n = n_blocks - i < at_once ? 1 : at_once;
-            for (int g = 0; g < n_groups; g++, flip ^= 1) {
-                const Step now = {weights + groups * i + g, rows, i, sums[g].sum, stage + flip * at_once * 2 * TILE, n};
-                if (n == at_once) step<TWO, at_once>(now, before);
-                else step<TWO, 1>(now, before);
+        for (int i = 0; i < n_blocks; i += 2)
+            for (int g = 0; g < n_groups; g++) {
+                const Step now = {weights + groups * i + g, rows, i, n_blocks - i < 2 ? 1 : 2, sums[g].sum};
+                rows.template fetch<groups>(i, g), rows.template fetch<groups>(i + 1, g);
+                step<TWO>(now, before, stage);
                 before = now;
             }
-        }
-        before.template some<16>(0);
-        if (TWO) before.template some<16>(16);
+        TILE_STORE(0, stage); TILE_STORE(1, stage + TILE);
+        if (TWO) { TILE_STORE(2, stage + 2 * TILE); TILE_STORE(3, stage + 3 * TILE); }
+        UNROLL for (int r = 0; r < (TWO ? 32 : 16); r += 16) before.floats(stage, r);
     }
 };
 
@@ -557,14 +562,14 @@ template <class T> struct Super {
 extern const TileProduct tile_products[];
 // The numbers of rows are from measurements: 2 cores of a Xeon of 2023, matrices of 1536 and 8960.
 const TileProduct tile_products[] = {
-    TILED(Q4_0, true, 64, Interleaved32<ISA::Interleaved_Q4_0>),
-    TILED(IQ4_NL, true, 64, Interleaved32<ISA::Interleaved_IQ4_NL>),
-    TILED(MXFP4, true, 64, Interleaved32<ISA::Interleaved_MXFP4>),
+    TILED(Q4_0, true, 48, Interleaved32<ISA::Interleaved_Q4_0>),
+    TILED(IQ4_NL, true, 48, Interleaved32<ISA::Interleaved_IQ4_NL>),
+    TILED(MXFP4, true, 48, Interleaved32<ISA::Interleaved_MXFP4>),
     TILED(Q4_K, true, 24, Repacked_Q4_K),
     TILED(Q2_K, false, 24, Super<ISA::Plain_Q2_K>),
     TILED(Q3_K, false, 24, Super<ISA::Plain_Q3_K>),
     TILED(Q4_K, false, 24, Super<ISA::Plain_Q4_K>),
     TILED(Q5_K, false, 24, Super<ISA::Plain_Q5_K>),
-    TILED(Q6_K, false, 24, Super<ISA::Plain_Q6_K>),
+    TILED(Q6_K, false, 16, Super<ISA::Plain_Q6_K>),
     {-1, false, 0, nullptr, nullptr, nullptr, nullptr},
 };
