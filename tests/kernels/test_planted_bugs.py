@@ -58,8 +58,8 @@ OF_LONG_ROWS = [
 ]  # fmt: skip
 # Bugs of the kernels with tiles; the others are right.
 OF_TILES = [
-    ("tiles.cpp", "(const Block32 *) rows[r + j] + b;", "(const Block32 *) rows[r] + b;", ["repacked q4_0", "repacked iq4_nl", "repacked mxfp4"]),
-    ("tiles.cpp", "(const float *) (rows[r + j] + scale);", "(const float *) (rows[r] + scale);", ["repacked q4_K"]),
+    ("tiles.cpp", "all(rows.number(r, block + i, 0))", "all(rows.number(first, block + i, 0))", ["repacked q4_0", "repacked iq4_nl", "repacked mxfp4"]),
+    ("tiles.cpp", "all(rows.number(j, block, 0))", "all(rows.number(r, block, 0))", ["repacked q4_K"]),
     ("tiles.cpp", "scales[2 * group + i / 4];", "scales[2 * group];", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
 ]  # fmt: skip
 # Bugs in which rows meet which experts.
