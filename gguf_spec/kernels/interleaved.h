@@ -422,7 +422,7 @@ template <class T> struct Unpacked256 {
             const __m128i p0 = T::part_of(p, i), p1 = T::part_of(p, i + 1), q0 = T::part_of(q, i), q1 = T::part_of(q, i + 1);
             scale[i] = scale_of(_mm256_cvtepu8_epi32(p0), _mm256_cvtepu8_epi32(q0)), scale[i + 1] = scale_of(_mm256_cvtepu8_epi32(p1), _mm256_cvtepu8_epi32(q1));
             minimum[i / 2] = in_lanes(minima_of(p0, p1), minima_of(q0, q1));
-            if constexpr (start == 8) back[i / 2] = shift_left(in_lanes(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(p0, p1)), _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(q0, q1))), 3);
+            if constexpr (start != 0) back[i / 2] = shift_left(in_lanes(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(p0, p1)), _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(q0, q1))), __builtin_ctz(start));
         }
         for (int load = 0; load < T::parts / T::parts_of_load; load++) {
             Ints raw[8];
