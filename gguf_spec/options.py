@@ -424,7 +424,7 @@ REQUESTS: dict[str, Rule] = {
     "max_gap": Rule(
         "number",
         "Seconds that a request which is being answered waits at most for the prompts of others: "
-        "they are read in pieces. Longer pieces are read faster.  [default: 0.25]",
+        "they are read in pieces. Longer pieces are read faster.  [default: 0.4]",
         0.001, 3600, optional=True, metavar="SECONDS",
     ),
     "prefix_memory": Rule(

@@ -141,7 +141,7 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class UnknownNameError(click.UsageError):
-    """There is no such command or option."""
+    """There is no such command or option, or a value is missing or too much."""
 
     def __init__(self, message: str, hint: str, ctx: click.Context | None) -> None:
         super().__init__(message, ctx)
@@ -169,6 +169,9 @@ class _OptionHints(click.Command):
             hint = f"{ctx.command_path} --help lists the options."
             hint = f"did you mean {near}? {hint}" if near else hint
             raise UnknownNameError(fact, hint, ctx) from None
+        except click.BadOptionUsage as error:  # a switch with a value
+            hint = f"{ctx.command_path} --help lists the options."
+            raise UnknownNameError(error.message, hint, ctx) from None
 
 
 def _options(command: click.Command, ctx: click.Context) -> list[click.Option]:
@@ -202,12 +205,34 @@ def _no_such_word(word: str, ctx: click.Context) -> UnknownNameError:
 
 
 def _whole_words(parser: Any, ctx: click.Context) -> Any:
-    """Let a parser read no name with one dash as a short option: `-ctx 512` is not `-c tx`.
+    """Let a parser read no name as something else.
 
-    A value may follow its letter at once if it does not look like the rest of a name: `-c512`,
-    `-mtiny.gguf`.
+    No name with one dash is a short option: `-ctx 512` is not `-c tx`. A value may follow its
+    letter at once if it does not look like the rest of a name: `-c512`, `-mtiny.gguf`. No name of
+    an option is the value of another one, `--keep -m tiny`, except after `=` or its letter.
     """
-    match_short = parser._match_short_opt
+    match_short, process, take = (
+        parser._match_short_opt, parser._process_opts, parser._get_value_from_state
+    )  # fmt: skip
+    n_words = 0  # after the one that is read
+
+    def process_word(word: str, state: Any) -> None:
+        nonlocal n_words
+        n_words = len(state.rargs)
+        process(word, state)
+
+    def take_value(name: str, option: Any, state: Any) -> Any:
+        word, is_attached = next(iter(state.rargs), None), len(state.rargs) > n_words
+        is_option = word in parser._long_opt or word in parser._short_opt
+        if option.obj._flag_needs_value or is_attached or not (word is None or is_option):
+            return take(name, option, state)
+        value = option.obj.make_metavar(ctx)
+        fact = f"{name} of {ctx.command_path} needs a value"
+        hint = f"write {name} {value}"
+        if word and value == "TEXT" and name.startswith("--"):
+            hint += f", or {name}={word} if this is the value"
+        hint += f". {ctx.command_path} --help lists the options."
+        raise UnknownNameError(f"{fact}, but {word} follows." if word else f"{fact}.", hint, ctx)
 
     def match_letters(word: str, state: Any) -> None:
         for i, letter in enumerate(word[1:], 2):
@@ -225,6 +250,7 @@ def _whole_words(parser: Any, ctx: click.Context) -> Any:
         match_short(word, state)
 
     parser._match_short_opt = match_letters
+    parser._process_opts, parser._get_value_from_state = process_word, take_value
     return parser
 
 

@@ -25,11 +25,12 @@ namespace {
 
 constexpr int TILE = 32;        // positions of a tile
 constexpr int PIECE = 512;      // visible positions of a piece
-constexpr int SHARE = 32;       // most rows of a block that share a head
-constexpr int BLOCK = 64;       // most rows of a block
+constexpr int SCORED = 32;      // most rows that are scored together
+constexpr int SHARE = 96;       // most rows of a block that share a head
+constexpr int BLOCK = SHARE;    // most rows of a block
 constexpr int SPACE = BLOCK + 16; // rows of a block with space for whole vectors
 constexpr int FEW = 4;          // rows up to which lanes are positions
-constexpr int SUMMED = L == 16 ? 4 : 2; // rows whose results are summed together
+constexpr int SUMMED = L == 16 ? 6 : 2; // rows whose results are summed together
 constexpr int MOST_HEAD = 576;  // longest head
 constexpr float NONE = -3e38f;  // `best` of a row that has seen nothing
 constexpr uint32_t EVERY = ~0u; // a bit for each position of a tile
@@ -115,6 +116,13 @@ inline Floats capped(Floats x, float cap) {
 
 // ---- one operation
 
+// A piece of what a token sees. It is dense where the token sees every cell up to the next piece, with nothing added to the scores: the mask
+// need not be read again.
+struct Piece {
+    int32_t cell : 31; // the first one
+    uint32_t dense : 1;
+};
+
 struct Sizes {
     const Tensor * q, * k, * v, * mask, * sinks;
     int64_t n_tokens, group, rows, blocks, n_kv, pieces, heads, head_blocks, items;
@@ -139,7 +147,7 @@ struct Sizes {
         head_blocks = (k->ne[2] + heads - 1) / heads;
         items = q->ne[3] * head_blocks * blocks;
         split = pieces > 1 && items < 4 * n_threads;
-        table = mask ? sizeof(int32_t) * (size_t) (mask->ne[3] * n_tokens * (pieces + 1)) : 0;
+        table = mask ? sizeof(Piece) * (size_t) (mask->ne[3] * n_tokens * (pieces + 1)) : 0;
         const size_t sums = 2 * SPACE + BLOCK * value;
         scratch = sizeof(float) * (TILE * (key + value + SPACE) + heads * key * padded(rows < SHARE ? (int) rows : SHARE) + 2 * sums);
         partial = split ? sizeof(float) * sums : 0;
@@ -153,13 +161,15 @@ struct Sizes {
         return z;
     }
     bool has_most_heads() const { return blocks > 1 || heads == k->ne[2] || heads == BLOCK / rows; }
-    static int padded(int share) { return share <= FEW ? share : share <= 8 ? 8 : share <= 16 ? 16 : 32; }
+    static int padded(int share) {
+        const int left = share % SCORED;
+        return share <= FEW ? share : share - left + (!left ? 0 : left <= 8 ? 8 : left <= 16 ? 16 : SCORED);
+    }
 };
 
 // Positions of a tile that a row may not see; `plain`: nothing is added to the scores of the others.
 uint32_t hidden_of(const uint16_t * mask, int n, bool & plain) {
     uint32_t hidden = n < TILE ? EVERY << n : 0, none = hidden;
-    if (!mask) return hidden;
     uint16_t copy[TILE] = {};
     if (n < TILE) mask = (const uint16_t *) memcpy(copy, mask, 2 * n);
     for (int i = 0; i < TILE; i += 16) {
@@ -170,32 +180,41 @@ uint32_t hidden_of(const uint16_t * mask, int n, bool & plain) {
     return hidden;
 }
 
-// The table of a token: the cells at which its pieces begin, and behind the last one the end of what it sees.
-void find_pieces(const Sizes & z, const uint16_t * mask, int32_t * cells) {
+// Fill in the table of a token, and behind its last piece the end of what it sees.
+void find_pieces(const Sizes & z, const uint16_t * mask, Piece * pieces) {
     int64_t n_seen = 0, piece = 0;
     int32_t end = 0;
+    bool plain = true; // of the piece
+    const auto close = [&](int32_t next) {
+        if (piece) pieces[piece - 1].dense = plain && next - pieces[piece - 1].cell == n_seen - (piece - 1) * PIECE;
+    };
     for (int64_t p = 0; p < z.n_kv; p += TILE) {
-        bool plain = true;
-        uint32_t seen = ~hidden_of(mask + p, z.n_kv - p < TILE ? (int) (z.n_kv - p) : TILE, plain);
+        bool is_plain = true;
+        uint32_t seen = ~hidden_of(mask + p, z.n_kv - p < TILE ? (int) (z.n_kv - p) : TILE, is_plain);
         if (!seen) continue;
+        plain = plain && is_plain;
         end = (int32_t) (p + 32 - __builtin_clz(seen));
         const int n = __builtin_popcount(seen);
         if (n_seen + n > piece * PIECE) { // a piece begins here
-            for (int64_t i = n_seen; i < piece * PIECE; i++) seen &= seen - 1;
-            cells[piece++] = (int32_t) (p + __builtin_ctz(seen));
+            for (; n_seen < piece * PIECE; n_seen++) seen &= seen - 1;
+            const int32_t first = (int32_t) (p + __builtin_ctz(seen));
+            close(first);
+            pieces[piece++] = {first, 0};
+            plain = is_plain;
         }
-        n_seen += n;
+        n_seen += __builtin_popcount(seen);
     }
-    for (; piece <= z.pieces; piece++) cells[piece] = end;
+    close(end);
+    for (; piece <= z.pieces; piece++) pieces[piece] = {end, 0};
 }
 
 // Rows of a block with what was summed up so far.
 struct Rows {
     int n, share; // rows in all, and of a head
     const uint16_t * mask[SHARE];
-    const int32_t * cells[SHARE]; // see find_pieces; null without a mask
+    const Piece * pieces[SHARE]; // see find_pieces; null without a mask
     float slope[SPACE];
-    const float * query; // [n][key], or [head][key][padded(share)]
+    const float * query; // [n][key], or for each head [key][SCORED], and in the end [key][the rest of padded(share)]
     float * best, * weight, * sum; // [n] largest exponent, [n] sum of weights, [n][value]
 };
 void put_sums(Rows & r, float * p) { r.best = p, r.weight = p + SPACE, r.sum = p + 2 * SPACE; }
@@ -363,10 +382,9 @@ void add_all_values(const Rows & rows, int first, const uint32_t * hidden, const
         uint32_t unseen = EVERY;
         for (int i = 0; i < n; i++) unseen &= hidden[r + i];
         if (unseen == EVERY) continue;
-        if (n == SUMMED) add_values<SUMMED>(v, weights + r, sum + r * size, size, ahead);
-        else if (n == 3) add_values<3>(v, weights + r, sum + r * size, size, ahead);
-        else if (n == 2) add_values<2>(v, weights + r, sum + r * size, size, ahead);
-        else add_values<1>(v, weights + r, sum + r * size, size, ahead);
+#define CALL(R) add_values<R>(v, weights + r, sum + r * size, size, ahead)
+        WITH_ROWS(n, SUMMED, CALL)
+#undef CALL
     }
 }
 
@@ -380,8 +398,11 @@ template <int TK, int TV> void attend(const Sizes & z, Rows & rows, const char *
     for (int r = 0; r < SPACE; r++) rows.best[r] = NONE, rows.weight[r] = 0;
     memset(rows.sum, 0, sizeof(float) * rows.n * z.value);
     int64_t first[SHARE], last[SHARE], begin = z.n_kv, end = 0;
+    bool dense[SHARE];
     for (int r = 0; r < rows.share; r++) {
-        first[r] = rows.cells[r] ? rows.cells[r][piece] : piece * PIECE, last[r] = rows.cells[r] ? rows.cells[r][piece + 1] : (piece + 1) * PIECE;
+        const Piece * of_row = rows.pieces[r] ? rows.pieces[r] + piece : nullptr;
+        first[r] = of_row ? of_row[0].cell : piece * PIECE, last[r] = of_row ? of_row[1].cell : (piece + 1) * PIECE;
+        dense[r] = !of_row || of_row->dense;
         if (last[r] > z.n_kv) last[r] = z.n_kv;
         if (first[r] >= last[r]) continue;
         begin = first[r] < begin ? first[r] : begin, end = last[r] > end ? last[r] : end;
@@ -394,7 +415,7 @@ template <int TK, int TV> void attend(const Sizes & z, Rows & rows, const char *
         bool plain = true;
         for (int r = 0; r < rows.share; r++) {
             const bool again = r > 0 && rows.mask[r] == rows.mask[r - 1] && rows.mask[r];
-            hidden[r] = again ? hidden[r - 1] : hidden_of(rows.mask[r] ? rows.mask[r] + p : nullptr, n, plain);
+            hidden[r] = again ? hidden[r - 1] : dense[r] ? 0 : hidden_of(rows.mask[r] + p, n, plain);
             if (!again) {
                 if (first[r] > p) hidden[r] |= first[r] - p >= TILE ? EVERY : ~(EVERY << (first[r] - p));
                 if (last[r] < p + TILE) hidden[r] |= last[r] <= p ? EVERY : EVERY << (last[r] - p);
@@ -423,9 +444,11 @@ template <int TK, int TV> void attend(const Sizes & z, Rows & rows, const char *
                 continue;
             }
             convert<TK>(from, z.k->nb[1], n, z.key, k);
-            if (width == 8) score_many<Eight, 1, 8>(k, query, z.key, out, ahead);
-            else if (width == 16) score_many<Floats, 16 / L, L == 16 ? 8 : 4>(k, query, z.key, out, ahead);
-            else score_many<Floats, 32 / L, L == 16 ? 8 : 2>(k, query, z.key, out, ahead);
+            for (int r = 0; r < width; r += SCORED, query += SCORED * z.key, out += SCORED) {
+                if (width - r == 8) score_many<Eight, 1, 8>(k, query, z.key, out, ahead);
+                else if (width - r == 16) score_many<Floats, 16 / L, L == 16 ? 8 : 4>(k, query, z.key, out, ahead);
+                else score_many<Floats, SCORED / L, L == 16 ? 8 : 2>(k, query, z.key, out, ahead);
+            }
         }
         if (piece == 0 && z.cap == 0)
             for (int r = 0; r < rows.n; r++) { // e^(-infinity - -infinity)
@@ -481,24 +504,25 @@ float slope_of(const Sizes & z, int64_t head) {
 // Numbers of a query: infinite where they are in the type in which llama.cpp multiplies them with the keys.
 float most_of_query(int type) { return type == F16 ? 65520 : type == Q8_0 ? 65520 * 127 : INFINITY; }
 
-void fill(const Sizes & z, const Item & item, Rows & rows, const int32_t * table, float * query) {
+void fill(const Sizes & z, const Item & item, Rows & rows, const Piece * table, float * query) {
     const int width = Sizes::padded(item.n);
     const float most = most_of_query(z.k->type);
     rows.n = item.rows(), rows.share = item.n, rows.query = query;
     for (int r = 0; r < rows.n; r++) {
         const int64_t t = item.token(z, r), h = item.query_head(z, r), b = item.stream;
         const float * from = (const float *) ((const char *) z.q->data + t * z.q->nb[1] + h * z.q->nb[2] + b * z.q->nb[3]);
-        float * to = width <= FEW ? query + r * z.key : query + r / item.n * z.key * width + r % item.n;
-        for (int d = 0, step = width <= FEW ? 1 : width; d < z.key; d++) to[d * step] = __builtin_fabsf(from[d]) < most ? from[d] : from[d] * INFINITY;
+        const int first = r % item.n / SCORED * SCORED, step = width <= FEW ? 1 : width - first < SCORED ? width - first : SCORED;
+        float * to = width <= FEW ? query + r * z.key : query + (r / item.n * width + first) * z.key + r % item.n - first;
+        for (int d = 0; d < z.key; d++) to[d * step] = __builtin_fabsf(from[d]) < most ? from[d] : from[d] * INFINITY;
         rows.slope[r] = slope_of(z, h);
         if (r >= item.n) continue;
         const int64_t m = z.mask ? b % z.mask->ne[3] : 0;
         rows.mask[r] = z.mask ? (const uint16_t *) ((const char *) z.mask->data + t * z.mask->nb[1] + m * z.mask->nb[3]) : nullptr;
-        rows.cells[r] = z.mask ? table + (m * z.n_tokens + t) * (z.pieces + 1) : nullptr;
+        rows.pieces[r] = z.mask ? table + (m * z.n_tokens + t) * (z.pieces + 1) : nullptr;
     }
-    if (width > FEW)
-        for (int i = 0; i < item.heads * z.key; i++)
-            for (int r = item.n; r < width; r++) query[i * width + r] = 0;
+    const int last = item.n / SCORED * SCORED, step = width - last; // rows of padding
+    for (int i = 0; width > FEW && i < item.heads * z.key; i++)
+        for (int r = item.n - last; r < step; r++) query[i / z.key * width * z.key + last * z.key + i % z.key * step + r] = 0;
 }
 
 void finish(const Sizes & z, const Item & item, Rows & rows, const Tensor * op) {
@@ -554,7 +578,7 @@ bool attention(const Params * params, const Tensor * op) {
     const int64_t n_threads = z.n_threads, start = params->ith < n_threads ? params->ith : INT64_MAX; // the other threads wait
     if (!n_threads) return false;
     const auto aligned = [](size_t n) { return (n + 63) / 64 * 64; };
-    int32_t * table = (int32_t *) aligned((size_t) params->wdata);
+    Piece * table = (Piece *) aligned((size_t) params->wdata);
     char * memory = (char *) table + aligned(z.table);
     float * scratch = (float *) (memory + params->ith * aligned(z.scratch));
     float * partials = (float *) (memory + n_threads * aligned(z.scratch));

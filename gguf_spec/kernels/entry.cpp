@@ -112,16 +112,18 @@ constexpr size_t line = 64; // bytes of a cache line; parts of the work memory b
 size_t aligned(size_t n) { return (n + line - 1) / line * line; }
 
 // How a product is computed, and the parts of its work memory:
-//   next chunk | rows before each matrix | prepared rows | pointers to rows and results, sorted by matrix | memory of each thread for tiles
+//   next chunk | rows before each matrix | prepared rows | pointers to rows and results, sorted by matrix | rows packed for tiles, sorted by
+//   matrix, too | memory of each thread for tiles
 struct Work {
     const TileProduct * tiles;   // for matrices with many rows, or null
-    size_t row_bytes, scratch_bytes;
+    size_t row_bytes, bytes_of_16, scratch_bytes;
     int64_t n_rows, n_matrices;
     std::atomic<int64_t> * next; // [n_matrices], each in its own cache line
     int64_t * first;             // [n_matrices + 1]
     char * prepared;
     const char ** rows;
     float ** results;
+    char * packed;
     char * scratch;
     char * end;
 
@@ -132,20 +134,23 @@ struct Work {
         n_matrices = op->op == OP_MUL_MAT ? 1 : w->ne[2];
         const int64_t n_uses = op->op == OP_MUL_MAT ? n_rows : op->src[2]->ne[0] * op->src[2]->ne[1];
         row_bytes = aligned(product->row_bytes(k));
-        scratch_bytes = 0;
-        if (tiles) {
-            row_bytes += aligned(tiles->extra_bytes(k));
-            if (row_bytes % 1024 == 0) row_bytes += line; // or the rows of a tile meet in few lines of the cache
-            scratch_bytes = aligned(tiles->scratch_bytes(n_uses));
-        }
+        bytes_of_16 = tiles ? tiles->bytes_of_16(k) : 0;
+        scratch_bytes = tiles ? aligned(tiles->scratch_bytes(n_uses)) : 0;
         char * p = (char *) aligned((size_t) memory);
         next = (std::atomic<int64_t> *) p; p += line * n_matrices;
         first = (int64_t *) p; p += aligned(8 * (n_matrices + 1));
         prepared = p; p += row_bytes * n_rows;
         rows = (const char **) p; p += aligned(8 * n_uses);
         results = (float **) p; p += aligned(8 * n_uses);
+        packed = p; p += bytes_of_16 * (n_uses / 16 + n_matrices);
         scratch = p; p += scratch_bytes * n_threads;
         end = p;
+    }
+    char * packed_of(int64_t matrix) const { return packed + bytes_of_16 * (first[matrix] / 16 + matrix); } // whole tiles of the ones before
+    // Pack row r of n of a matrix. The last one fills up its tile.
+    void pack(const char * row, char * to, int64_t r, int64_t n, int64_t k, int64_t begin, int64_t end) const {
+        to += r / 16 * bytes_of_16;
+        for (int64_t i = r % 16; i == r % 16 || (r == n - 1 && i < 16); i++) tiles->pack(row, to, (int) i, k, begin, end);
     }
 };
 
@@ -210,21 +215,31 @@ bool multiply(const Params * params, const Tensor * op, const Product * product)
     const int64_t n_rows = work.n_rows, n_matrices = work.n_matrices;
 
     // Each thread prepares a part of each row, or whole rows if there are many.
-    const int64_t n_parts = n_rows >= 4 * params->nth ? 1 : params->nth, quanta = (k + product->quantum - 1) / product->quantum;
-    for (int64_t i = params->ith; i < n_rows * n_parts; i += params->nth) {
-        const int64_t row = i / n_parts, part = i % n_parts;
-        const int64_t begin = quanta * part / n_parts * product->quantum, end = quanta * (part + 1) / n_parts * product->quantum;
+    const bool whole = n_rows >= 4 * params->nth;
+    const int64_t quanta = (k + product->quantum - 1) / product->quantum;
+    const auto share = [&](int64_t n, int i) { return n * (params->ith + i) / params->nth; };
+    const int64_t begin = whole ? 0 : share(quanta, 0) * product->quantum, last = whole ? k : share(quanta, 1) * product->quantum, end = last < k ? last : k;
+    for (int64_t row = whole ? share(n_rows, 0) : 0; row < (whole ? share(n_rows, 1) : n_rows) && begin < end; row++) {
         const char * from = (const char *) x->data + row % x->ne[1] * x->nb[1] + row / x->ne[1] % x->ne[2] * x->nb[2] + row / (x->ne[1] * x->ne[2]) * x->nb[3];
-        if (begin >= end) continue;
         char * const to = work.prepared + row * work.row_bytes;
-        product->prepare((const float *) from, to, k, begin, end < k ? end : k);
-        if (work.tiles) work.tiles->pack(to, k, begin, end < k ? end : k);
+        product->prepare((const float *) from, to, k, begin, end);
+        if (work.tiles && op->op == OP_MUL_MAT) work.pack(to, work.packed, row, n_rows, k, begin, end);
     }
     if (params->ith == 0) {
         assign_rows(op, work);
         for (int64_t m = 0; m < n_matrices; m++) *(std::atomic<int64_t> *) ((char *) work.next + m * line) = 0;
     }
     ggml.barrier(params->threadpool);
+    if (work.tiles && op->op != OP_MUL_MAT) { // rows of experts are known now
+        int64_t turn = 0;
+        for (int64_t m = 0; m < n_matrices; m++) {
+            const int64_t first = work.first[m], n = work.first[m + 1] - first;
+            for (int64_t r = 0; n >= least_of(work.tiles) && r < n; r++)
+                if ((turn + r / 16) % params->nth == params->ith) work.pack(work.rows[first + r], work.packed_of(m), r, n, k, 0, k);
+            turn += (n + 15) / 16;
+        }
+        ggml.barrier(params->threadpool);
+    }
 
     // Threads take chunks of columns until none is left: about eight for each, of 16 columns at least.
     const int64_t groups = (n_columns + 15) / 16;
@@ -239,7 +254,7 @@ bool multiply(const Params * params, const Tensor * op, const Product * product)
             if (g >= groups) break;
             const int64_t c0 = g * 16, c1 = c0 + size * 16 < n_columns ? c0 + size * 16 : n_columns;
             const char * const matrix = (const char *) w->data + m * w->nb[2];
-            if (work.tiles && n >= least_of(work.tiles) && work.tiles->multiply(matrix, w->nb[1], k, c0, c1, work.rows + first, work.results + first, n, work.scratch + params->ith * work.scratch_bytes)) continue;
+            if (work.tiles && n >= least_of(work.tiles) && work.tiles->multiply(matrix, w->nb[1], k, c0, c1, work.packed_of(m), work.results + first, n, work.scratch + params->ith * work.scratch_bytes)) continue;
             product->multiply(matrix, w->nb[1], k, c0, c1, work.rows + first, work.results + first, (int) n);
         }
     }

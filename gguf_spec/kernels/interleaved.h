@@ -311,7 +311,7 @@ template <class T, int R> static void tile256(const char * p, const char * q, in
                 UNROLL for (int r = 0; r < R; r++) {
                     const char * a = rows[r].bytes + from;
                     Ints x = pairs8(w[0], all_ints(int_at(a))); // the sum is below 2^15: 8 * 2 * 15 * 127
-                    UNROLL for (int i = 1; i < W; i++) x = add16(x, pairs8(w[i], all_ints(int_at(a + 4 * i))));
+                    UNROLL for (int i = 1; i < W; i++) x = add16(x, pairs8(w[i], all_ints(int_at(a + 4 * i)))), in_order(x);
                     sum[r] = add32(sum[r], pairs16(x, scale));
                 }
 #endif
@@ -398,7 +398,122 @@ template <class T, int R> static void tile256_narrow(const char * p, int64_t n_b
     UNROLL for (int r = 0; r < R; r++) _mm256_storeu_ps(y[r], _mm256_sub_ps(acc[r], low[r]));
 }
 
+// ---- the same for many rows: weights are unpacked once for a block of rows, into memory that stays in the cache, and R rows meet C vectors of
+// columns there, so that a load serves several products
+
+constexpr int BLOCK_ROWS = 64, ROWS_AT_ONCE = 4; // most rows of a block; R
+
+// The next rows of n, up to a whole number of ROWS_AT_ONCE: behind the last one it is there again, and its results are not read. Returns
+// their number; blocks have nearly the same size.
+static inline int rows_of_block(const char * const * x, int n, int64_t k, Row256 * rows) {
+    const int m = next_tile((n + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, BLOCK_ROWS / ROWS_AT_ONCE) * ROWS_AT_ONCE;
+    for (int r = 0; r < m; r++) rows[r] = Row256(x[r < n ? r : n - 1], k);
+    return m;
+}
+
+template <class T> struct Unpacked256 {
+    // Sums of 32 products have 17 bits. With `start` times the sum of the activations less they have 16, and one instruction multiplies
+    // them with the scale and adds them; `back` has the scales of two parts, times `start`, to take that back.
+    static constexpr int start = HAS_DOT && T::parts == 8 ? 8 : 0;
+    Ints w[64], scale[T::parts], minimum[T::parts / 2], back[start ? T::parts / 2 : 1];
+    Floats d, dmin;
+    void unpack(const char * p, const char * q) {
+        for (int i = 0; i < T::parts; i += 2) {
+            const __m128i p0 = T::part_of(p, i), p1 = T::part_of(p, i + 1), q0 = T::part_of(q, i), q1 = T::part_of(q, i + 1);
+            scale[i] = scale_of(_mm256_cvtepu8_epi32(p0), _mm256_cvtepu8_epi32(q0)), scale[i + 1] = scale_of(_mm256_cvtepu8_epi32(p1), _mm256_cvtepu8_epi32(q1));
+            minimum[i / 2] = in_lanes(minima_of(p0, p1), minima_of(q0, q1));
+            if constexpr (start != 0) back[i / 2] = shift_left(in_lanes(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(p0, p1)), _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(q0, q1))), __builtin_ctz(start));
+        }
+        for (int load = 0; load < T::parts / T::parts_of_load; load++) {
+            Ints raw[8];
+            const int at = T::codes + 256 * load;
+            UNROLL for (int i = 0; i < 4; i++) {
+                columns_at(p + at + 64 * i, q + at + 64 * i, raw[2 * i], raw[2 * i + 1]);
+                _mm_prefetch(p + at + 64 * i + 2 * T::group_bytes, _MM_HINT_T0);
+                if (L == 16) _mm_prefetch(q + at + 64 * i + 2 * T::group_bytes, _MM_HINT_T0);
+            }
+            UNROLL for (int part = 0; part < T::parts_of_load; part++) T::template weights<8>(raw, part, w + 64 / T::parts * (load * T::parts_of_load + part));
+        }
+        d = in_lanes(halves_at(p), halves_at(q)), dmin = in_lanes(halves_at(p + 16), halves_at(q + 16));
+    }
+};
+
+// Add the products of `depth` superblocks from b on to the float sums: of the values, and of the minima.
+template <class T, int R, int C> static void add256(const Unpacked256<T> * u, int depth, const Row256 * rows, int64_t b, Floats (*sums)[C][2]) {
+    constexpr int W = 64 / T::parts, START = Unpacked256<T>::start; // vectors of a part
+    for (int i = 0; i < depth; i++, b++, u += C) {
+        Ints sum[R][C];
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = zero_ints();
+        const char * a[R];
+        alignas(32) int32_t starts[R][8];
+        UNROLL for (int r = 0; r < R; r++) {
+            a[r] = rows[r].bytes + 256 * b;
+            if (START) _mm256_store_si256((__m256i *) starts[r], _mm256_mullo_epi32(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *) (rows[r].sums32 + 8 * b))), _mm256_set1_epi32(-START)));
+        }
+        _Pragma("GCC unroll 1") for (int part = 0; part < T::parts; part++) { // the loop stays in the cache of decoded instructions
+            Ints x[R][C];
+            if (START) UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) x[r][c] = all_ints(starts[r][part]);
+            UNROLL for (int j = 0; j < W; j++)
+                UNROLL for (int r = 0; r < R; r++) {
+                    const Ints four = all_ints(int_at(a[r] + 4 * (W * part + j)));
+                    UNROLL for (int c = 0; c < C; c++) {
+                        const Ints w = u[c].w[W * part + j];
+#if HAS_DOT
+                        x[r][c] = dot(j || START ? x[r][c] : zero_ints(), w, four);
+#else
+                        x[r][c] = j ? add16(x[r][c], pairs8(w, four)) : pairs8(w, four); // the sum is below 2^15: 8 * 2 * 15 * 127
+                        in_order(x[r][c]);
+#endif
+                    }
+                }
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = add_pairs16(sum[r][c], x[r][c], u[c].scale[part]);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            const char * of_parts = T::sums(rows[r], b);
+            const Floats scale = all(rows[r].scale[b]);
+            Ints m[C];
+            UNROLL for (int c = 0; c < C; c++) m[c] = zero_ints();
+            UNROLL for (int j = 0; j < T::parts / 2; j++) {
+                const Ints two = all_ints(int_at(of_parts + 4 * j));
+                UNROLL for (int c = 0; c < C; c++) {
+                    m[c] = add_pairs16(m[c], u[c].minimum[j], two);
+                    if (START) sum[r][c] = add_pairs16(sum[r][c], u[c].back[j], two);
+                }
+            }
+            UNROLL for (int c = 0; c < C; c++) {
+                sums[r][c][0] = fma(to_floats(sum[r][c]), mul(u[c].d, scale), sums[r][c][0]);
+                sums[r][c][1] = fma(to_floats(m[c]), mul(u[c].dmin, scale), sums[r][c][1]);
+            }
+        }
+    }
+}
+
+template <class T> static void multiply256_blocks(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
+    constexpr int C = 2, DEPTH = 2;
+    alignas(64) Unpacked256<T> u[DEPTH][C];
+    alignas(64) Floats sums[BLOCK_ROWS][C][2];
+    Row256 rows[BLOCK_ROWS];
+    for (int first = 0, m; first < n; first += m) {
+        m = rows_of_block(x + first, n - first, k, rows);
+        for (int64_t c = c0; c < c1; c += C * L) {
+            memset((void *) sums, 0, m * sizeof(sums[0]));
+            for (int64_t b = 0; b < k / 256; b += DEPTH) {
+                const int depth = (int) (k / 256 - b < DEPTH ? k / 256 - b : DEPTH);
+                for (int j = 0; j < C; j++) {
+                    const int64_t at = c + j * L < c1 ? c + j * L : c; // the last vector may be alone
+                    const char * p = w + at * stride + b * T::group_bytes, * q = at + 8 < c1 ? p + 8 * stride : p;
+                    for (int i = 0; i < depth; i++) u[i][j].unpack(p + i * T::group_bytes, q + i * T::group_bytes);
+                }
+                for (int r = 0; r < m; r += ROWS_AT_ONCE) add256<T, ROWS_AT_ONCE, C>(u[0], depth, rows + r, b, sums + r);
+            }
+            for (int r = 0; r < m && first + r < n; r++)
+                for (int j = 0; j < C && c + j * L < c1; j++) store_columns(y[first + r] + c + j * L, sub(sums[r][j][0], sums[r][j][1]), c1 - c - j * L);
+        }
+    }
+}
+
 template <class T> static void multiply256_interleaved(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
+    if (n >= (L == 16 ? 24 : 16)) return multiply256_blocks<T>(w, stride, k, c0, c1, x, y, n);
     for (int r0 = 0; r0 < n;) {
         const int m = next_tile(n - r0, ROWS_K);
         Row256 rows[ROWS_K];

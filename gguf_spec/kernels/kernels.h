@@ -23,18 +23,20 @@ struct Product {
     void (*multiply)(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * rows, float * const * y, int n);
 };
 
-// The same product of many rows in the tiles of AMX, with the same bits (tiles.cpp). It reads prepared rows with more behind them.
+// The same product of many rows in the tiles of AMX, with the same bits (tiles.cpp). It reads prepared rows in a form of its own, 16 of them
+// side by side.
 struct TileProduct {
     int type;
     bool repacked;
     int least; // rows from which it is faster
-    size_t (*extra_bytes)(int64_t k);
-    // Write what lies behind elements begin to end of a prepared row.
-    void (*pack)(char * row, int64_t k, int64_t begin, int64_t end);
+    // Bytes of 16 rows; they begin at a multiple of 64.
+    size_t (*bytes_of_16)(int64_t k);
+    // Write elements begin to end of a prepared row as row r of 16.
+    void (*pack)(const char * row, char * to, int r, int64_t k, int64_t begin, int64_t end);
     // Bytes of work memory of a thread for n rows at most.
     size_t (*scratch_bytes)(int64_t n);
-    // As Product::multiply; false, with nothing done, if the system lets this thread use no tiles.
-    bool (*multiply)(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * rows, float * const * y, int64_t n, char * scratch);
+    // As Product::multiply, with packed rows; false, with nothing done, if the system lets this thread use no tiles.
+    bool (*multiply)(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * rows, float * const * y, int64_t n, char * scratch);
 };
 // Ends with a type of -1; null if it was not compiled.
 extern const TileProduct tile_products[] __attribute__((weak));

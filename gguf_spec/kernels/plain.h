@@ -30,6 +30,13 @@ static inline Ints join(__m256i p, __m256i q) {
     return p;
 #endif
 }
+static inline Ints negative16(Ints x) {
+#if defined(__AVX512BW__)
+    return _mm512_sub_epi16(zero_ints(), x);
+#else
+    return _mm256_sub_epi16(zero_ints(), x);
+#endif
+}
 static inline Floats join(float p, float q) {
 #if defined(__AVX512BW__)
     return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_set1_ps(p)), _mm256_set1_ps(q), 1);
@@ -316,8 +323,12 @@ static inline __m128i scales6(const char * p) {
 }
 static inline __m256i doubled(__m128i scales8) { return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(scales8, scales8)); }
 
+// What a type takes from where: offsets from the whole-number sums, minima from the eight float sums, or from sums of their own.
+enum Lows { FROM_SUMS, FROM_EIGHT, APART };
+
 struct Plain_Q4_K {
     static constexpr int bytes = 144;
+    static constexpr Lows lows = APART;
     __m128i minima;
     void unpack(const char * p, Superblock & s) {
         s.d = half_at(p), s.dmin = half_at(p + 2);
@@ -332,9 +343,9 @@ struct Plain_Q4_K {
     struct Low { __m128 x; };
     static void clear(Low & low) { low.x = _mm_setzero_ps(); }
     // llama.cpp keeps four sums of the minima.
-    void minimum(const Superblock & s, const Row256 & row, int64_t b, Ints &, __m256 &, Low & low) const {
+    void minimum(float dmin, const Row256 & row, int64_t b, Low & low) const {
         const __m128i m = _mm_madd_epi16(minima, _mm_loadu_si128((const __m128i *) (row.sums32 + 8 * b)));
-        low.x = _mm_fmadd_ps(_mm_set1_ps(-row.scale[b] * s.dmin), _mm_cvtepi32_ps(m), low.x);
+        low.x = _mm_fmadd_ps(_mm_set1_ps(-row.scale[b] * dmin), _mm_cvtepi32_ps(m), low.x);
     }
     static float result(__m256 acc, const Low & low) {
         const __m128 x = _mm_add_ps(low.x, _mm_movehl_ps(low.x, low.x));
@@ -343,6 +354,7 @@ struct Plain_Q4_K {
 };
 struct Plain_Q5_K {
     static constexpr int bytes = 176;
+    static constexpr Lows lows = APART;
     __m128i minima;
     void unpack(const char * p, Superblock & s) {
         s.d = half_at(p), s.dmin = half_at(p + 2);
@@ -359,16 +371,17 @@ struct Plain_Q5_K {
     }
     struct Low { float x; };
     static void clear(Low & low) { low.x = 0; }
-    void minimum(const Superblock & s, const Row256 & row, int64_t b, Ints &, __m256 &, Low & low) const {
+    void minimum(float dmin, const Row256 & row, int64_t b, Low & low) const {
         __m128i m = _mm_madd_epi16(minima, _mm_loadu_si128((const __m128i *) (row.sums32 + 8 * b)));
         m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
         m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1));
-        low.x = __builtin_fmaf(-row.scale[b] * s.dmin, (float) _mm_cvtsi128_si32(m), low.x);
+        low.x = __builtin_fmaf(-row.scale[b] * dmin, (float) _mm_cvtsi128_si32(m), low.x);
     }
     static float result(__m256 acc, const Low & low) { return sum8(acc) + low.x; }
 };
 struct Plain_Q2_K {
     static constexpr int bytes = 84;
+    static constexpr Lows lows = FROM_EIGHT;
     __m256i minima;
     void unpack(const char * p, Superblock & s) {
         s.d = half_at(p + 80), s.dmin = half_at(p + 82);
@@ -382,18 +395,20 @@ struct Plain_Q2_K {
     }
     struct Low {};
     static void clear(Low &) {}
-    void minimum(const Superblock & s, const Row256 & row, int64_t b, Ints &, __m256 & acc, Low &) const {
+    void minimum(float dmin, const Row256 & row, int64_t b, __m256 & acc) const {
         const __m256i m = _mm256_madd_epi16(minima, _mm256_loadu_si256((const __m256i *) (row.sums16 + 16 * b)));
-        acc = _mm256_fmadd_ps(_mm256_set1_ps(-row.scale[b] * s.dmin), _mm256_cvtepi32_ps(m), acc);
+        acc = _mm256_fmadd_ps(_mm256_set1_ps(-row.scale[b] * dmin), _mm256_cvtepi32_ps(m), acc);
     }
     static float result(__m256 acc, const Low &) { return sum8(acc); }
 };
 // Q3_K and Q6_K have no minima; their codes are value + 4 and value + 32, which is taken back with the sums of 16 activations.
 template <int SHIFT> struct WithOffset {
+    static constexpr Lows lows = FROM_SUMS;
+    static constexpr int shift = SHIFT;
     __m256i scales;
     struct Low {};
     static void clear(Low &) {}
-    void minimum(const Superblock &, const Row256 & row, int64_t b, Ints & sum, __m256 &, Low &) const {
+    void offset(const Row256 & row, int64_t b, Ints & sum) const {
         const __m256i m = _mm256_slli_epi32(_mm256_madd_epi16(scales, _mm256_loadu_si256((const __m256i *) (row.sums16 + 16 * b))), SHIFT);
 #if defined(__AVX512BW__)
         sum = _mm512_sub_epi32(sum, _mm512_zextsi256_si512(m));
@@ -450,7 +465,9 @@ template <class T, int R> static void tile_super(const char * p, int64_t n_block
             const char * a = rows[r].bytes + 256 * b;
             Ints sum = pairs16(pairs8(s.codes[0], load(a)), s.scale[0]);
             UNROLL for (int v = 1; v < V; v++) sum = add_pairs16(sum, pairs8(s.codes[v], load(a + 4 * L * v)), s.scale[v]);
-            type.minimum(s, rows[r], b, sum, acc[r], low[r]);
+            if constexpr (T::lows == FROM_SUMS) type.offset(rows[r], b, sum);
+            else if constexpr (T::lows == FROM_EIGHT) type.minimum(s.dmin, rows[r], b, acc[r]);
+            else type.minimum(s.dmin, rows[r], b, low[r]);
 #if defined(__AVX512BW__)
             const __m256i x = _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
 #else
@@ -462,7 +479,74 @@ template <class T, int R> static void tile_super(const char * p, int64_t n_block
     UNROLL for (int r = 0; r < R; r++) *y[r] = T::result(acc[r], low[r]);
 }
 
+// A superblock of COLUMNS columns, unpacked for many rows: 32 elements of each in a vector.
+template <class T> struct UnpackedSuper {
+    Ints codes[8], scale[8], by16; // by16: what meets the sums of 16 activations, offsets or minima
+    Floats d, dmin;
+    T type[COLUMNS];
+    void unpack(const char * p, const char * q) {
+        Superblock s[2];
+        s[0].dmin = s[1].dmin = 0;
+        UNROLL for (int i = 0; i < COLUMNS; i++) type[i].unpack(i ? q : p, s[i]);
+        const __m256i * const u = (const __m256i *) s[0].codes, * const v = (const __m256i *) s[COLUMNS - 1].codes;
+        const __m256i * const x = (const __m256i *) s[0].scale, * const z = (const __m256i *) s[COLUMNS - 1].scale;
+        UNROLL for (int i = 0; i < 8; i++) codes[i] = join(u[i], v[i]), scale[i] = join(x[i], z[i]);
+        if constexpr (T::lows == FROM_SUMS) by16 = negative16(shift_left(join(type[0].scales, type[COLUMNS - 1].scales), T::shift));
+        if constexpr (T::lows == FROM_EIGHT) by16 = join(type[0].minima, type[COLUMNS - 1].minima);
+        d = join(s[0].d, s[COLUMNS - 1].d), dmin = join(s[0].dmin, s[COLUMNS - 1].dmin);
+    }
+};
+
+// Add the products of `depth` superblocks from b on.
+template <class T, int R> static void add_super(const UnpackedSuper<T> * u, int depth, const Row256 * rows, int64_t b, Floats * acc, typename T::Low (*low)[BLOCK_ROWS]) {
+    for (int i = 0; i < depth; i++, b++, u++) {
+        Ints sum[R], lows[R];
+        UNROLL for (int r = 0; r < R; r++) {
+            if constexpr (T::lows != APART) lows[r] = pairs16(u->by16, repeat(rows[r].sums16 + 16 * b));
+            sum[r] = T::lows == FROM_SUMS ? lows[r] : zero_ints();
+        }
+        UNROLL for (int j = 0; j < 8; j++)
+            UNROLL for (int r = 0; r < R; r++) {
+                sum[r] = add_pairs16(sum[r], pairs8(u->codes[j], repeat(rows[r].bytes + 256 * b + 32 * j)), u->scale[j]);
+                in_order(sum[r]);
+            }
+        UNROLL for (int r = 0; r < R; r++) {
+            const float scale = rows[r].scale[b];
+            if constexpr (T::lows == FROM_EIGHT) acc[r] = fma(mul(all(-scale), u->dmin), to_floats(lows[r]), acc[r]);
+            if constexpr (T::lows == APART) UNROLL for (int c = 0; c < COLUMNS; c++) u->type[c].minimum(((const float *) &u->dmin)[8 * c], rows[r], b, low[c][r]);
+            acc[r] = fma(mul(all(scale), u->d), to_floats(sum[r]), acc[r]);
+        }
+    }
+}
+
+template <class T> static void multiply_super_blocks(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
+    constexpr int GROUPS = 4, DEPTH = 64 / L; // of COLUMNS columns; superblocks
+    alignas(64) UnpackedSuper<T> u[GROUPS][DEPTH];
+    alignas(64) Floats acc[GROUPS][BLOCK_ROWS];
+    typename T::Low low[GROUPS][COLUMNS][BLOCK_ROWS];
+    Row256 rows[BLOCK_ROWS];
+    for (int first = 0, m; first < n; first += m) {
+        m = rows_of_block(x + first, n - first, k, rows);
+        for (int64_t c = c0; c < c1; c += GROUPS * COLUMNS) {
+            const int groups = (int) (c1 - c < GROUPS * COLUMNS ? (c1 - c + COLUMNS - 1) / COLUMNS : GROUPS);
+            memset((void *) acc, 0, sizeof(acc)), memset((void *) low, 0, sizeof(low));
+            for (int64_t b = 0; b < k / 256; b += DEPTH) {
+                const int depth = (int) (k / 256 - b < DEPTH ? k / 256 - b : DEPTH);
+                for (int g = 0; g < groups; g++) {
+                    const int64_t at = c + g * COLUMNS, next = at + COLUMNS - 1 < c1 ? at + COLUMNS - 1 : at;
+                    for (int i = 0; i < depth; i++) u[g][i].unpack(w + at * stride + (b + i) * T::bytes, w + next * stride + (b + i) * T::bytes);
+                }
+                for (int r = 0; r < m; r += ROWS_AT_ONCE)
+                    for (int g = 0; g < groups; g++) add_super<T, ROWS_AT_ONCE>(u[g], depth, rows + r, b, acc[g] + r, (typename T::Low (*)[BLOCK_ROWS]) (low[g][0] + r));
+            }
+            for (int r = 0; r < m && first + r < n; r++)
+                for (int i = 0; i < groups * COLUMNS && c + i < c1; i++) y[first + r][c + i] = T::result(part_of(acc[i / COLUMNS][r], i % COLUMNS), low[i / COLUMNS][i % COLUMNS][r]);
+        }
+    }
+}
+
 template <class T> static void multiply_super(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
+    if (n >= 16) return multiply_super_blocks<T>(w, stride, k, c0, c1, x, y, n);
     for (int r0 = 0; r0 < n;) {
         const int m = next_tile(n - r0, ROWS_PLAIN);
         Row256 rows[ROWS_PLAIN];

@@ -146,6 +146,9 @@ static inline Ints add_pairs16(Ints sum, Ints a, Ints b) { return _mm256_dpwssd_
 static inline Ints add_pairs16(Ints sum, Ints a, Ints b) { return add32(sum, pairs16(a, b)); }
 #endif
 
+// Compilers may not add whole numbers in another order here: GCC makes trees of such sums, and the registers do not hold their parts.
+static inline void in_order(Ints & x) { asm("" : "+v"(x)); }
+
 static inline int32_t int_at(const void * p) { int32_t x; memcpy(&x, p, 4); return x; }
 static inline float half_at(const void * p) { uint16_t x; memcpy(&x, p, 2); return _cvtsh_ss(x); }
 static inline float rounded_to_half(float x) { return _cvtsh_ss(_cvtss_sh(x, 0)); }

@@ -3,6 +3,7 @@
 // A tile has 16 rows of 64 bytes. One instruction multiplies 16 rows of activations with 16 columns of weights and adds 64 elements (int8)
 // or 32 (bf16) to each of 256 sums. It runs beside the vector unit, which unpacks weights and does the float steps meanwhile:
 //
+//   rows                                  packed once for all columns: what 16 of them have in a block lies side by side, as it is loaded
 //   weights of 16 columns, some blocks    unpacked once for all rows, in the form of tiles
 //   step t      tiles: 32 rows, one or two blocks -> sums in memory
 //               vectors, in between: the float steps of the sums of step t - 1
@@ -29,7 +30,7 @@ namespace ISA {
 namespace {
 
 #define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
-#define TILE_LOAD(t, p, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((long) (stride)))
+#define TILE_ROWS(t, p, bytes) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((long) (bytes))) // packed before: nothing here writes them
 #define TILE_WEIGHTS(t, p) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(64L), "m"(*(const char(*)[1024])(p)))
 #define TILE_STORE(t, p) asm volatile("tilestored %%tmm" #t ", (%1,%2,1)" : "=m"(*(char(*)[1024])(p)) : "r"(p), "r"(64L))
 #define TILE_DOT(sums, rows, w) asm volatile("tdpbssd %%tmm" #w ", %%tmm" #rows ", %%tmm" #sums ::)          // signed by signed bytes
@@ -50,22 +51,26 @@ void configure(int m0, int m1, int bytes) {
     asm volatile("ldtilecfg %0" ::"m"(c));
 }
 
-// Up to 32 prepared rows (behind them the last one again), and a copy of those of their bytes that are loaded into tiles: whole rows lie in
-// many pages, and those of experts anywhere. Distances are odd multiples of a cache line, so that 16 rows are in different sets of the cache.
-struct Rows {
-    const char * at[BLOCK];
+// Up to 32 packed rows. Of each block, 16 rows have `tiles` tiles and then `words` lines with a number of each row.
+template <class K> struct Rows {
+    static constexpr size_t numbers = 16 * K::tile_bytes * K::tiles, unit = numbers + 64 * K::words; // bytes of 16 rows
+    const char * at; // the first block
+    size_t next;     // bytes to the next 16 rows
     int n;
-    const char * tiles;
-    size_t distance;
 
-    static constexpr size_t apart(size_t bytes) { return (bytes / 64 | 1) * 64; }
-    Rows(const char * const * x, int n_rows, size_t offset, size_t bytes, char * copy) : n(n_rows), tiles(copy), distance(apart(bytes)) {
-        for (int r = 0; r < BLOCK; r++) at[r] = x[r < n ? r : n - 1];
-        for (int r = 0; r < n; r++)
-            for (size_t i = 0; i < bytes; i += 64) _mm512_store_si512(copy + r * distance + i, load(x[r] + offset + i));
-        asm volatile("" ::: "memory"); // tiles read what was written
+    const char * tile(int half, int block, int i) const { return at + half * next + block * unit + 16 * K::tile_bytes * i; }
+    const char * word(int r, int block, int i) const { return at + r / 16 * next + block * unit + numbers + 64 * i + 4 * (r % 16); }
+    float number(int r, int block, int i) const { float x; memcpy(&x, word(r, block, i), 4); return x; }
+    // Ask for one of PARTS parts of what the next rows have in a block: the processor does not guess where they lie.
+    template <int PARTS> void fetch(int block, int part) const {
+        constexpr int lines = (unit / 64 + PARTS - 1) / PARTS;
+        const char * p = tile(2, block, 0) + 64 * lines * part;
+        UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(p + 64 * i, _MM_HINT_T1), _mm_prefetch(p + next + 64 * i, _MM_HINT_T1);
     }
 };
+// Where row r of 16 has its part of a tile and its number in a line.
+template <class K> char * part_of(char * to, int r, int64_t block, int tile) { return to + block * Rows<K>::unit + K::tile_bytes * (16 * tile + r); }
+template <class K> void put_word(char * to, int r, int64_t block, int i, const void * x) { memcpy(to + block * Rows<K>::unit + Rows<K>::numbers + 64 * i + 4 * r, x, 4); }
 
 size_t aligned64(size_t n) { return (n + 63) / 64 * 64; }
 
@@ -80,12 +85,14 @@ template <class X> X * take(char *& memory, size_t n) {
 // it unpacks weights once for up to `most` rows, whose sums have room in the cache beside the weights.
 template <class K> size_t scratch_bytes(int64_t n) {
     const int64_t blocks = ((n < K::most ? n : K::most) + BLOCK - 1) / BLOCK;
-    return K::stage + BLOCK * Rows::apart((size_t) K::depth * K::row_bytes) + blocks * K::groups * sizeof(typename K::Sums) + K::groups * K::depth * sizeof(typename K::Weights);
+    return K::stage + blocks * K::groups * sizeof(typename K::Sums) + K::groups * K::depth * sizeof(typename K::Weights);
 }
-template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int64_t n, char * memory) {
+template <class K> size_t bytes_of_16(int64_t k) { return (size_t) (k / K::elements) * Rows<K>::unit; }
+template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * x, float * const * y, int64_t n, char * memory) {
     if (!may_use_tiles()) return false;
     const int64_t n_blocks = k / K::elements;
-    char * const stage = take<char>(memory, K::stage), * const copy = take<char>(memory, BLOCK * Rows::apart((size_t) K::depth * K::row_bytes));
+    const size_t next = bytes_of_16<K>(k);
+    char * const stage = take<char>(memory, K::stage);
     typename K::Weights * const weights = take<typename K::Weights>(memory, K::groups * K::depth);
     typename K::Sums * const sums = (typename K::Sums *) memory;
     int m0 = 0, m1 = 0;
@@ -101,20 +108,21 @@ template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64
                     for (int i = 0; i < depth; i++) weights[i * K::groups + g].unpack(w + (c + 16 * g) * stride, stride, c1 - c - 16 * g, b + i);
                 typename K::Sums * to = sums;
                 for (int64_t r = first; r < end; r += BLOCK, to += K::groups) {
-                    const Rows rows(x + r, (int) (end - r < BLOCK ? end - r : BLOCK), K::offset(k, b), (size_t) depth * K::row_bytes, copy);
+                    const Rows<K> rows = {x + r / 16 * next + b * Rows<K>::unit, next, (int) (end - r < BLOCK ? end - r : BLOCK)};
                     const int m = rows.n < 16 ? rows.n : 16;
                     if (m != m0 || rows.n - m != m1) configure(m0 = m, m1 = rows.n - m, K::tile_bytes);
-                    if (m1) K::template run<true>(weights, groups, depth, rows, k, b, to, stage);
-                    else K::template run<false>(weights, groups, depth, rows, k, b, to, stage);
+                    if (m1) K::template run<true>(weights, groups, depth, rows, to, stage);
+                    else K::template run<false>(weights, groups, depth, rows, to, stage);
                 }
             }
             const typename K::Sums * from = sums;
             for (int64_t r = first; r < end; r += BLOCK, from += K::groups)
-                for (int g = 0; g < groups; g++) {
-                    const int64_t at = c + 16 * g;
-                    const __mmask16 columns = (__mmask16) (c1 - at >= 16 ? 0xffff : (1 << (c1 - at)) - 1);
-                    for (int i = 0; i < BLOCK && r + i < end; i++) _mm512_mask_storeu_ps(y[r + i] + at, columns, from[g].result(i));
-                }
+                for (int i = 0; i < BLOCK && r + i < end; i++)
+                    for (int g = 0; g < groups; g++) {
+                        const int64_t at = c + 16 * g;
+                        const __mmask16 columns = (__mmask16) (c1 - at >= 16 ? 0xffff : (1 << (c1 - at)) - 1);
+                        _mm512_mask_storeu_ps(y[r + i] + at, columns, from[g].result(i));
+                    }
         }
     }
     asm volatile("tilerelease" ::); // or the system saves their state at each change of threads
@@ -137,16 +145,6 @@ alignas(64) constexpr Order32 order32;
 inline __m256i high_halves(__m512 x) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)); } // bf16 of numbers of 8 bits
 inline Floats floats_of(__m128i bytes) { return to_floats(_mm512_cvtepi8_epi32(bytes)); }
 
-size_t extra32(int64_t k) { return 2 * k; }
-void pack32(char * row, int64_t k, int64_t begin, int64_t end) {
-    char * const out = row + aligned64(k / 32 * sizeof(Block32));
-    for (int64_t b = begin / 32; b < end / 32; b++) {
-        const __m128i * a = (const __m128i *) ((const Block32 *) row)[b].bytes;
-        const Ints x = join(high_halves(floats_of(_mm_loadu_si128(a))), high_halves(floats_of(_mm_loadu_si128(a + 1))));
-        _mm512_storeu_si512(out + 64 * b, _mm512_permutexvar_epi16(load(order32.at), x));
-    }
-}
-
 // Values of the codes as they are stored.
 alignas(16) constexpr int8_t q4_0_values[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
 inline const int8_t * values_of(Interleaved_Q4_0) { return q4_0_values; }
@@ -154,9 +152,18 @@ inline const int8_t * values_of(Interleaved_IQ4_NL) { return iq4_nl_values; }
 inline const int8_t * values_of(Interleaved_MXFP4) { return mxfp4_values; }
 
 template <class T> struct Interleaved32 {
-    static constexpr int elements = 32, groups = 4, depth = 48, row_bytes = 64, tile_bytes = 64, at_once = 4, most = 256;
-    static constexpr size_t stage = 2 * at_once * 2 * TILE;
-    static size_t offset(int64_t k, int64_t b) { return aligned64(k / 32 * sizeof(Block32)) + 64 * b; }
+    static constexpr int elements = 32, groups = 8, depth = 24, tile_bytes = 64, tiles = 1, words = 1, most = 512;
+    static constexpr size_t stage = 4 * TILE;
+
+    static void pack(const char * row, char * to, int r, int64_t, int64_t begin, int64_t end) {
+        for (int64_t b = begin / 32; b < end / 32; b++) {
+            const Block32 & block = ((const Block32 *) row)[b];
+            const __m128i * a = (const __m128i *) block.bytes;
+            const Ints x = join(high_halves(floats_of(_mm_loadu_si128(a))), high_halves(floats_of(_mm_loadu_si128(a + 1))));
+            _mm512_store_si512(part_of<Interleaved32>(to, r, b, 0), _mm512_permutexvar_epi16(load(order32.at), x));
+            put_word<Interleaved32>(to, r, b, 0, &block.scale);
+        }
+    }
 
     struct alignas(64) Weights {
         char tile[TILE];
@@ -186,80 +193,83 @@ template <class T> struct Interleaved32 {
         Floats result(int r) const { return sum[r]; }
     };
 
-    // Float steps of COUNT rows from row r on, for N blocks.
-    struct Step {
+    struct Step { // one block or two
         const Weights * weights;
-        const char * const * rows;
-        int64_t b;
+        Rows<Interleaved32> rows;
+        int block, n;
         Floats * sum;
-        const char * from;
-        int n;
-        template <int N, int COUNT> void floats(int r) const {
+        template <int N> void floats_of(const char * stage, int first) const {
             Floats scale[N];
             UNROLL for (int i = 0; i < N; i++) scale[i] = weights[groups * i].scale;
-            const char * at = from + TILE * (r / 16) + 64 * (r % 16);
-            UNROLL for (int j = 0; j < COUNT; j++) {
-                const Block32 * of_row = (const Block32 *) rows[r + j] + b;
-                Floats x = sum[r + j];
-                UNROLL for (int i = 0; i < N; i++) x = fma(load_floats((const float *) (at + 2 * TILE * i + 64 * j)), mul(scale[i], all(of_row[i].scale)), x);
-                sum[r + j] = x;
-            }
+            UNROLL for (int r = first; r < first + 16; r++)
+                UNROLL for (int i = 0; i < N; i++) {
+                    const char * p = stage + TILE * (2 * (first / 16) + i) + 64 * (r % 16);
+                    sum[r] = fma(load_floats((const float *) p), mul(scale[i], all(rows.number(r, block + i, 0))), sum[r]);
+                }
         }
-        template <int COUNT> void some(int r) const {
-            if (n == at_once) floats<at_once, COUNT>(r);
-            else if (n) floats<1, COUNT>(r);
+        // Float steps of 16 rows from row first on.
+        void floats(const char * stage, int first) const {
+            if (n == 2) floats_of<2>(stage, first);
+            else if (n) floats_of<1>(stage, first);
         }
     };
-    template <bool TWO, int N> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before, const char * a, size_t distance) {
-        char * to = (char *) now.from;
-        UNROLL for (int j = 0; j < N; j++, to += 2 * TILE, a += 64) {
-            TILE_WEIGHTS(6, now.weights[groups * j].tile);
-            TILE_LOAD(4, a, distance);
-            TILE_ZERO(0);
-            TILE_DOT_BF16(0, 4, 6);
-            if (TWO) { TILE_LOAD(5, a + 16 * distance, distance); TILE_ZERO(2); TILE_DOT_BF16(2, 5, 6); }
-            before.template some<(TWO ? 32 : 16) / N>((TWO ? 32 : 16) / N * j);
-            TILE_STORE(0, to);
-            if (TWO) TILE_STORE(2, to + TILE);
+    // Each sum of the step before is stored just before its tile is needed again: a store that follows its products at once waits for them.
+    template <bool TWO> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before, char * stage) {
+        const auto rows = [&](int half, int i) { return now.rows.tile(half, now.block + i, 0); };
+        const bool second = now.n == 2;
+        TILE_ROWS(4, rows(0, 0), tile_bytes);
+        TILE_WEIGHTS(6, now.weights[0].tile);
+        TILE_STORE(0, stage);
+        TILE_ZERO(0);
+        TILE_DOT_BF16(0, 4, 6);
+        TILE_STORE(1, stage + TILE);
+        if (second) { TILE_ROWS(4, rows(0, 1), tile_bytes); TILE_WEIGHTS(7, now.weights[groups].tile); TILE_ZERO(1); TILE_DOT_BF16(1, 4, 7); }
+        before.floats(stage, 0);
+        if (TWO) {
+            TILE_ROWS(5, rows(1, 0), tile_bytes);
+            TILE_STORE(2, stage + 2 * TILE);
+            TILE_ZERO(2);
+            TILE_DOT_BF16(2, 5, 6);
+            TILE_STORE(3, stage + 3 * TILE);
+            if (second) { TILE_ROWS(5, rows(1, 1), tile_bytes); TILE_ZERO(3); TILE_DOT_BF16(3, 5, 7); }
+            before.floats(stage, 16);
         }
     }
-    template <bool TWO> static void run(const Weights * weights, int n_groups, int n_blocks, const Rows & rows, int64_t, int64_t b, Sums * sums, char * stage) {
+    template <bool TWO> static void run(const Weights * weights, int n_groups, int n_blocks, const Rows<Interleaved32> & rows, Sums * sums, char * stage) {
         Step before = {};
-        for (int i = 0, n, flip = 0; i < n_blocks; i += n) {
-            n = n_blocks - i < at_once ? 1 : at_once;
-            for (int g = 0; g < n_groups; g++, flip ^= 1) {
-                const Step now = {weights + groups * i + g, rows.at, b + i, sums[g].sum, stage + flip * at_once * 2 * TILE, n};
-                if (n == at_once) step<TWO, at_once>(now, before, rows.tiles + 64 * i, rows.distance);
-                else step<TWO, 1>(now, before, rows.tiles + 64 * i, rows.distance);
+        for (int i = 0; i < n_blocks; i += 2)
+            for (int g = 0; g < n_groups; g++) {
+                const Step now = {weights + groups * i + g, rows, i, n_blocks - i < 2 ? 1 : 2, sums[g].sum};
+                rows.template fetch<groups>(i, g), rows.template fetch<groups>(i + 1, g);
+                step<TWO>(now, before, stage);
                 before = now;
             }
-        }
-        before.template some<16>(0);
-        if (TWO) before.template some<16>(16);
+        TILE_STORE(0, stage); TILE_STORE(1, stage + TILE);
+        if (TWO) { TILE_STORE(2, stage + 2 * TILE); TILE_STORE(3, stage + 3 * TILE); }
+        UNROLL for (int r = 0; r < (TWO ? 32 : 16); r += 16) before.floats(stage, r);
     }
 };
 
 // ---- repacked superblocks of Q4_K. A scale (6 bits) is 8 h + l: weight times h and weight times l are bytes. The minima are summed in
 // bf16, exactly: a sum of 32 activations is 64 h + l, and all products are below 2^24.
 
-// For each superblock, h of the eight sums and l of them, in pairs, then zeros.
-size_t extra_q4_k(int64_t k) { return k / 4; }
-void pack_q4_k(char * row, int64_t k, int64_t begin, int64_t end) {
-    const Row256 from(row, k);
-    char * const out = row + aligned64(k + k / 64 + k / 8 + k / 16);
-    for (int64_t b = begin / 256; b < end / 256; b++) {
-        const __m256i x = _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *) (from.sums32 + 8 * b)));
-        const __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(63)), high = _mm256_sub_epi32(x, low);
-        const __m256i h = _mm256_castps_si256(_mm256_cvtepi32_ps(high)), l = _mm256_castps_si256(_mm256_cvtepi32_ps(low));
-        _mm512_storeu_si512(out + 64 * b, _mm512_zextsi256_si512(_mm256_or_si256(h, _mm256_srli_epi32(l, 16))));
-    }
-}
-
 struct Repacked_Q4_K {
     typedef Interleaved_Q4_K T;
-    static constexpr int elements = 256, groups = 4, depth = 6, row_bytes = 256, tile_bytes = 64, at_once = 2, most = 256;
-    static constexpr size_t stage = 2 * at_once * 6 * TILE + BLOCK * Rows::apart(depth * 64);
-    static size_t offset(int64_t, int64_t b) { return 256 * b; }
+    static constexpr int elements = 256, groups = 8, depth = 3, tile_bytes = 64, tiles = 5, words = 1, most = 512;
+    static constexpr size_t stage = 6 * TILE;
+
+    // The last tile has h of the eight sums and l of them, in pairs, then zeros.
+    static void pack(const char * row, char * to, int r, int64_t k, int64_t begin, int64_t end) {
+        const Row256 from(row, k);
+        for (int64_t b = begin / 256; b < end / 256; b++) {
+            UNROLL for (int i = 0; i < 4; i++) _mm512_store_si512(part_of<Repacked_Q4_K>(to, r, b, i), load(from.bytes + 256 * b + 64 * i));
+            const __m256i x = _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *) (from.sums32 + 8 * b)));
+            const __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(63)), high = _mm256_sub_epi32(x, low);
+            const __m256i h = _mm256_castps_si256(_mm256_cvtepi32_ps(high)), l = _mm256_castps_si256(_mm256_cvtepi32_ps(low));
+            _mm512_store_si512(part_of<Repacked_Q4_K>(to, r, b, 4), _mm512_zextsi256_si512(_mm256_or_si256(h, _mm256_srli_epi32(l, 16))));
+            put_word<Repacked_Q4_K>(to, r, b, 0, from.scale + b);
+        }
+    }
 
     struct alignas(64) Weights {
         char tile[4][2][TILE]; // of 64 elements: times h, times l
@@ -303,97 +313,75 @@ struct Repacked_Q4_K {
 
     struct Step {
         const Weights * weights;
-        const char * const * rows;
-        size_t scale; // where a row's scales begin
+        Rows<Repacked_Q4_K> rows;
+        int block;
         Floats (*sum)[2];
-        const char * from;
-        int n;
-        template <int N, int COUNT> void floats(int r) const {
-            Floats d[N], dmin[N];
-            UNROLL for (int i = 0; i < N; i++) d[i] = weights[groups * i].d, dmin[i] = weights[groups * i].dmin;
-            const char * at = from + 3 * TILE * (r / 16) + 64 * (r % 16);
-            UNROLL for (int j = 0; j < COUNT; j++) {
-                const float * scales = (const float *) (rows[r + j] + scale);
-                Floats u = sum[r + j][0], v = sum[r + j][1];
-                UNROLL for (int i = 0; i < N; i++) {
-                    const char * p = at + 6 * TILE * i + 64 * j;
-                    const Ints x = add32(_mm512_slli_epi32(load(p), 3), load(p + TILE));
-                    u = fma(to_floats(x), mul(d[i], all(scales[i])), u);
-                    v = fma(load_floats((const float *) (p + 2 * TILE)), mul(dmin[i], all(scales[i])), v);
-                }
-                sum[r + j][0] = u, sum[r + j][1] = v;
+        // Float steps of COUNT rows from row r on.
+        template <int COUNT> void floats(const char * stage, int r) const {
+            if (!weights) return; // nothing came before
+            const Floats d = weights->d, dmin = weights->dmin;
+            const char * p = stage + 3 * TILE * (r / 16) + 64 * (r % 16);
+            UNROLL for (int j = r; j < r + COUNT; j++, p += 64) {
+                const Ints x = add32(_mm512_slli_epi32(load(p), 3), load(p + TILE));
+                const Floats scale = all(rows.number(j, block, 0));
+                sum[j][0] = fma(to_floats(x), mul(d, scale), sum[j][0]);
+                sum[j][1] = fma(load_floats((const float *) (p + 2 * TILE)), mul(dmin, scale), sum[j][1]);
             }
-        }
-        template <int COUNT> void some(int r) const {
-            if (n == at_once) floats<at_once, COUNT>(r);
-            else if (n) floats<1, COUNT>(r);
         }
     };
-    template <bool TWO, int N> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before, const char * a, size_t distance, const char * low, size_t low_distance) {
-        constexpr int share = (TWO ? 8 : 4) / N; // rows of the step before, beside a load of a tile
-        char * to = (char *) now.from;
-        UNROLL for (int s = 0; s < N; s++, to += 6 * TILE, a += 256, low += 64) {
-            const Weights & x = now.weights[groups * s];
-            TILE_WEIGHTS(6, x.minimum);
-            TILE_LOAD(4, low, low_distance);
-            TILE_ZERO(0);
-            TILE_DOT_BF16(0, 4, 6);
-            if (TWO) { TILE_LOAD(5, low + 16 * low_distance, low_distance); TILE_ZERO(2); TILE_DOT_BF16(2, 5, 6); }
-            TILE_STORE(0, to + 2 * TILE);
-            if (TWO) TILE_STORE(2, to + 5 * TILE);
-            TILE_ZERO(0); TILE_ZERO(1);
-            if (TWO) { TILE_ZERO(2); TILE_ZERO(3); }
-            UNROLL for (int l = 0; l < 4; l++) {
-                TILE_LOAD(4, a + 64 * l, distance);
-                TILE_WEIGHTS(6, x.tile[l][0]);
-                TILE_DOT(0, 4, 6);
-                TILE_WEIGHTS(7, x.tile[l][1]);
-                TILE_DOT(1, 4, 7);
-                if (TWO) {
-                    TILE_LOAD(5, a + 64 * l + 16 * distance, distance);
-                    TILE_DOT(2, 5, 6);
-                    TILE_DOT(3, 5, 7);
-                }
-                before.template some<share>(share * (4 * s + l));
+    // The float steps of `before` are done before its sums in memory are replaced; its minima are still in tiles.
+    template <bool TWO> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before, char * stage) {
+        constexpr int share = TWO ? 8 : 4; // rows of the step before, beside a load of tiles
+        const Weights & x = *now.weights;
+        const auto rows = [&](int half, int i) { return now.rows.tile(half, now.block, i); };
+        UNROLL for (int l = 0; l < 4; l++) {
+            TILE_ROWS(4, rows(0, l), tile_bytes);
+            TILE_WEIGHTS(6, x.tile[l][0]);
+            if (l == 0) { TILE_STORE(0, stage + 2 * TILE); TILE_ZERO(0); }
+            TILE_DOT(0, 4, 6);
+            TILE_WEIGHTS(7, x.tile[l][1]);
+            if (l == 0) TILE_ZERO(1);
+            TILE_DOT(1, 4, 7);
+            if (TWO) {
+                TILE_ROWS(5, rows(1, l), tile_bytes);
+                if (l == 0) { TILE_STORE(2, stage + 5 * TILE); TILE_ZERO(2); }
+                TILE_DOT(2, 5, 6);
+                if (l == 0) TILE_ZERO(3);
+                TILE_DOT(3, 5, 7);
             }
-            TILE_STORE(0, to); TILE_STORE(1, to + TILE);
-            if (TWO) { TILE_STORE(2, to + 3 * TILE); TILE_STORE(3, to + 4 * TILE); }
+            before.template floats<share>(stage, share * l);
+        }
+        TILE_WEIGHTS(6, x.minimum);
+        TILE_ROWS(4, rows(0, 4), tile_bytes);
+        TILE_STORE(0, stage);
+        TILE_ZERO(0);
+        TILE_DOT_BF16(0, 4, 6);
+        TILE_STORE(1, stage + TILE);
+        if (TWO) {
+            TILE_ROWS(5, rows(1, 4), tile_bytes);
+            TILE_STORE(2, stage + 3 * TILE);
+            TILE_ZERO(2);
+            TILE_DOT_BF16(2, 5, 6);
+            TILE_STORE(3, stage + 4 * TILE);
         }
     }
-    template <bool TWO> static void run(const Weights * weights, int n_groups, int n_blocks, const Rows & rows, int64_t k, int64_t b, Sums * sums, char * stage) {
-        const Rows minima(rows.at, rows.n, aligned64(k + k / 64 + k / 8 + k / 16) + 64 * b, (size_t) n_blocks * 64, stage + 2 * at_once * 6 * TILE);
+    template <bool TWO> static void run(const Weights * weights, int n_groups, int n_blocks, const Rows<Repacked_Q4_K> & rows, Sums * sums, char * stage) {
         Step before = {};
-        for (int i = 0, n, flip = 0; i < n_blocks; i += n) {
-            n = n_blocks - i < at_once ? 1 : at_once;
-            for (int g = 0; g < n_groups; g++, flip ^= 1) {
-                const Step now = {weights + groups * i + g, rows.at, (size_t) (k + 4 * (b + i)), sums[g].sum, stage + flip * at_once * 6 * TILE, n};
-                const char * a = rows.tiles + 256 * i, * low = minima.tiles + 64 * i;
-                if (n == at_once) step<TWO, at_once>(now, before, a, rows.distance, low, minima.distance);
-                else step<TWO, 1>(now, before, a, rows.distance, low, minima.distance);
+        for (int i = 0; i < n_blocks; i++)
+            for (int g = 0; g < n_groups; g++) {
+                const Step now = {weights + groups * i + g, rows, i, sums[g].sum};
+                rows.template fetch<groups>(i, g);
+                step<TWO>(now, before, stage);
                 before = now;
             }
-        }
-        before.template some<16>(0);
-        if (TWO) before.template some<16>(16);
+        TILE_STORE(0, stage + 2 * TILE);
+        if (TWO) TILE_STORE(2, stage + 5 * TILE);
+        UNROLL for (int r = 0; r < (TWO ? 32 : 16); r += 16) before.template floats<16>(stage, r);
     }
 };
 
 // ---- superblocks as they lie, with eight float sums a column as in tile_super: sum i is of elements 4 i to 4 i + 3 of each group of 32, so
 // a tile of sums each. Weight times scale has at most 14 bits: 256 high + low.
-
-// The activations of each superblock by these eight: [8][group of 32][4].
-size_t extra_super(int64_t k) { return k; }
-void pack_super(char * row, int64_t k, int64_t begin, int64_t end) {
-    char * const out = row + aligned64(k + k / 64 + k / 8 + k / 16);
-    for (int64_t at = begin; at < end; at += 256) {
-        const char * a = row + at;
-        UNROLL for (int i = 0; i < 8; i += 2) { // dword (i, group) lies at 8 group + i
-            const Ints index = _mm512_set_epi32(25 + i, 17 + i, 9 + i, 1 + i, 25 + i, 17 + i, 9 + i, 1 + i, 24 + i, 16 + i, 8 + i, i, 24 + i, 16 + i, 8 + i, i);
-            const Ints x = _mm512_permutex2var_epi32(load(a), index, load(a + 64)), y = _mm512_permutex2var_epi32(load(a + 128), index, load(a + 192));
-            _mm512_storeu_si512(out + at + 32 * i, _mm512_mask_blend_epi32(0xf0f0, x, y));
-        }
-    }
-}
 
 // What a type does with minima or offsets: taken from the integer sums, from the float sums, or from one or four sums of their own.
 enum Lows { OFFSET, OF_EIGHT, OF_FOUR, OF_ONE };
@@ -413,9 +401,26 @@ inline void transpose_ints(Ints * x) {
 
 template <class T> struct Super {
     static constexpr int kind = LowsOf<T>::kind, n_lows = kind == OF_FOUR ? 4 : kind == OF_ONE ? 1 : 0, n_products = kind == OF_EIGHT ? 2 : 1;
-    static constexpr int elements = 256, groups = 2, depth = 8, row_bytes = 256, tile_bytes = 32, at_once = 2, most = 128;
-    static constexpr size_t stage = 2 * at_once * 4 * TILE + 2 * n_products * at_once * BLOCK * 64;
-    static size_t offset(int64_t k, int64_t b) { return aligned64(k + k / 64 + k / 8 + k / 16) + 256 * b; }
+    static constexpr int n_sums = n_lows ? 4 : 8; // pairs of sums of 32 or of 16 activations
+    static constexpr int elements = 256, groups = 2, depth = 8, tile_bytes = 32, tiles = 8, words = 1 + n_sums, most = 256;
+    static constexpr size_t stage = 4 * TILE + n_products * depth * BLOCK * 64;
+
+    // The elements of each sum: [group of 32][4].
+    static void pack(const char * row, char * to, int r, int64_t k, int64_t begin, int64_t end) {
+        const Row256 from(row, k);
+        for (int64_t b = begin / 256; b < end / 256; b++) {
+            const char * a = from.bytes + 256 * b;
+            UNROLL for (int i = 0; i < 8; i += 2) { // dword (i, group) lies at 8 group + i
+                const Ints index = _mm512_set_epi32(25 + i, 17 + i, 9 + i, 1 + i, 25 + i, 17 + i, 9 + i, 1 + i, 24 + i, 16 + i, 8 + i, i, 24 + i, 16 + i, 8 + i, i);
+                const Ints x = _mm512_permutex2var_epi32(load(a), index, load(a + 64)), y = _mm512_permutex2var_epi32(load(a + 128), index, load(a + 192));
+                const Ints both_sums = _mm512_mask_blend_epi32(0xf0f0, x, y);
+                _mm256_store_si256((__m256i *) part_of<Super>(to, r, b, i), _mm512_castsi512_si256(both_sums));
+                _mm256_store_si256((__m256i *) part_of<Super>(to, r, b, i + 1), _mm512_extracti64x4_epi64(both_sums, 1));
+            }
+            put_word<Super>(to, r, b, 0, from.scale + b);
+            for (int i = 0; i < n_sums; i++) put_word<Super>(to, r, b, 1 + i, n_lows ? from.sums32 + 8 * b + 2 * i : from.sums16 + 16 * b + 2 * i);
+        }
+    }
 
     struct alignas(64) Weights {
         char tile[8][2][TILE / 2]; // for each sum: high and low bytes; 8 groups of four elements of 16 columns
@@ -469,113 +474,102 @@ template <class T> struct Super {
 
     struct Step { // one of the eight sums
         const Weights * weights;
-        const char * const * rows;
-        size_t sums; // where the row's sums of 16 begin, of the two that belong to this sum
-        int i;
+        Rows<Super> rows;
+        int block, i;
         Floats * sum;
-        const char * from;
         const Floats * products; // of the scales of columns and rows
-        int n;
-        template <int N, int COUNT> void floats(int r) const {
-            Ints low[N];
-            UNROLL for (int s = 0; s < N; s++) low[s] = weights[groups * s].low[i];
-            const char * at = from + 2 * TILE * (r / 16) + 64 * (r % 16);
-            UNROLL for (int j = 0; j < COUNT; j++) {
-                const char * sums16 = rows[r + j] + sums;
-                Floats u = sum[r + j];
-                UNROLL for (int s = 0; s < N; s++) {
-                    const char * p = at + 4 * TILE * s + 64 * j;
-                    Ints x = add32(_mm512_slli_epi32(load(p), 8), load(p + TILE));
-                    if constexpr (kind == OFFSET) x = add_pairs16(x, low[s], all_ints(int_at(sums16 + 32 * s)));
-                    if constexpr (kind == OF_EIGHT) u = fma(products[BLOCK * (at_once + s) + r + j], to_floats(pairs16(low[s], all_ints(int_at(sums16 + 32 * s)))), u);
-                    u = fma(products[BLOCK * s + r + j], to_floats(x), u);
-                }
-                sum[r + j] = u;
+        // Float steps of 16 rows from row first on.
+        void floats(const char * stage, int first) const {
+            if (!weights) return; // nothing came before
+            const Ints low = weights->low[i];
+            UNROLL for (int r = first; r < first + 16; r++) {
+                const char * p = stage + 2 * TILE * (r / 16) + 64 * (r % 16);
+                const auto pair = [&] { return all_ints(int_at(rows.word(r, block, 1 + i))); }; // the row's sums of 16 that belong to this sum
+                Ints x = add32(_mm512_slli_epi32(load(p), 8), load(p + TILE));
+                Floats u = sum[r];
+                if constexpr (kind == OFFSET) x = add_pairs16(x, low, pair());
+                if constexpr (kind == OF_EIGHT) u = fma(products[BLOCK + r], to_floats(pairs16(low, pair())), u);
+                sum[r] = fma(products[r], to_floats(x), u);
             }
-        }
-        template <int COUNT> void some(int r) const {
-            if (n == at_once) floats<at_once, COUNT>(r);
-            else if (n) floats<1, COUNT>(r);
         }
     };
-    template <bool TWO, int N> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before, const char * a, size_t distance) {
-        constexpr int share = (TWO ? 16 : 8) / N;
-        char * to = (char *) now.from;
-        UNROLL for (int s = 0; s < N; s++, to += 4 * TILE, a += 256) {
-            TILE_LOAD(4, a, distance);
-            TILE_WEIGHTS(6, now.weights[groups * s].tile[now.i][0]);
-            TILE_ZERO(0);
-            TILE_DOT(0, 4, 6);
-            TILE_WEIGHTS(7, now.weights[groups * s].tile[now.i][1]);
-            TILE_ZERO(1);
-            TILE_DOT_UNSIGNED(1, 4, 7);
-            before.template some<share>(2 * share * s);
-            if (TWO) {
-                TILE_LOAD(5, a + 16 * distance, distance);
-                TILE_ZERO(2);
-                TILE_DOT(2, 5, 6);
-                TILE_ZERO(3);
-                TILE_DOT_UNSIGNED(3, 5, 7);
-            }
-            before.template some<share>(2 * share * s + share);
-            TILE_STORE(0, to); TILE_STORE(1, to + TILE);
-            if (TWO) { TILE_STORE(2, to + 2 * TILE); TILE_STORE(3, to + 3 * TILE); }
+    // Each sum of the step before is stored just before its tile is needed again: a store that follows its products at once waits for them.
+    template <bool TWO> static inline __attribute__((always_inline)) void step(const Step & now, const Step & before, char * stage) {
+        const auto rows = [&](int half) { return now.rows.tile(half, now.block, now.i); };
+        const char (&x)[2][TILE / 2] = now.weights->tile[now.i];
+        TILE_ROWS(4, rows(0), tile_bytes);
+        TILE_WEIGHTS(6, x[0]);
+        TILE_STORE(0, stage);
+        TILE_ZERO(0);
+        TILE_DOT(0, 4, 6);
+        TILE_WEIGHTS(7, x[1]);
+        TILE_STORE(1, stage + TILE);
+        TILE_ZERO(1);
+        TILE_DOT_UNSIGNED(1, 4, 7);
+        before.floats(stage, 0);
+        if (TWO) {
+            TILE_ROWS(5, rows(1), tile_bytes);
+            TILE_STORE(2, stage + 2 * TILE);
+            TILE_ZERO(2);
+            TILE_DOT(2, 5, 6);
+            TILE_STORE(3, stage + 3 * TILE);
+            TILE_ZERO(3);
+            TILE_DOT_UNSIGNED(3, 5, 7);
+            before.floats(stage, 16);
         }
     }
-    template <bool TWO> static void run(const Weights * weights, int n_groups, int n_blocks, const Rows & rows, int64_t k, int64_t b, Sums * sums, char * stage) {
-        Floats * const products = (Floats *) (stage + 2 * at_once * 4 * TILE);
-        Step before = {};
-        for (int j = 0, n, flip = 0; j < n_blocks; j += n) {
-            n = n_blocks - j < at_once ? 1 : at_once;
-            for (int g = 0; g < n_groups; g++, flip ^= 1) {
-                const Weights * from = weights + groups * j + g;
-                Floats * const product = products + flip * n_products * at_once * BLOCK;
-                for (int s = 0; s < n; s++)
-                    for (int r = 0; r < (TWO ? 32 : 16); r++) {
-                        const Row256 row(rows.at[r], k);
-                        const float scale = row.scale[b + j + s];
-                        const int16_t * sums32 = row.sums32 + 8 * (b + j + s);
-                        const Floats dmin = mul(all(-scale), from[groups * s].dmin);
-                        product[BLOCK * s + r] = mul(all(scale), from[groups * s].d);
-                        if constexpr (kind == OF_EIGHT) product[BLOCK * (at_once + s) + r] = dmin;
-                        if constexpr (kind == OF_FOUR)
-                            UNROLL for (int i = 0; i < 4; i++) sums[g].low[r][i] = fma(dmin, to_floats(pairs16(from[groups * s].low[i], all_ints(int_at(sums32 + 2 * i)))), sums[g].low[r][i]);
-                        if constexpr (kind == OF_ONE) {
-                            Ints m = zero_ints();
-                            UNROLL for (int i = 0; i < 4; i++) m = add_pairs16(m, from[groups * s].low[i], all_ints(int_at(sums32 + 2 * i)));
-                            sums[g].low[r][0] = fma(dmin, to_floats(m), sums[g].low[r][0]);
-                        }
+    template <bool TWO> static void run(const Weights * weights, int n_groups, int n_blocks, const Rows<Super> & rows, Sums * sums, char * stage) {
+        Floats * const products = (Floats *) (stage + 4 * TILE);
+        for (int g = 0; g < n_groups; g++) {
+            Sums & to = sums[g];
+            for (int b = 0; b < n_blocks; b++)
+                for (int r = 0; r < (TWO ? 32 : 16); r++) {
+                    const Weights & w = weights[groups * b + g];
+                    const float scale = rows.number(r, b, 0);
+                    const auto pair = [&](int i) { return all_ints(int_at(rows.word(r, b, 1 + i))); }; // of sums of 32
+                    const Floats dmin = mul(all(-scale), w.dmin);
+                    Floats * product = products + n_products * BLOCK * b + r;
+                    product[0] = mul(all(scale), w.d);
+                    if constexpr (kind == OF_EIGHT) product[BLOCK] = dmin;
+                    if constexpr (kind == OF_FOUR)
+                        UNROLL for (int i = 0; i < 4; i++) to.low[r][i] = fma(dmin, to_floats(pairs16(w.low[i], pair(i))), to.low[r][i]);
+                    if constexpr (kind == OF_ONE) {
+                        Ints m = zero_ints();
+                        UNROLL for (int i = 0; i < 4; i++) m = add_pairs16(m, w.low[i], pair(i));
+                        to.low[r][0] = fma(dmin, to_floats(m), to.low[r][0]);
                     }
-                UNROLL for (int i = 0; i < 8; i++) {
-                    const Step now = {from, rows.at, (size_t) (k + k / 64 + 32 * (b + j) + 4 * i), i, sums[g].sum[i], stage + i % 2 * at_once * 4 * TILE, product, n};
-                    const char * a = rows.tiles + 256 * j + 32 * i;
-                    if (n == at_once) step<TWO, at_once>(now, before, a, rows.distance);
-                    else step<TWO, 1>(now, before, a, rows.distance);
+                }
+            Step before = {};
+            for (int i = 0; i < 8; i++)
+                for (int b = 0; b < n_blocks; b++) {
+                    const Step now = {weights + groups * b + g, rows, b, i, to.sum[i], products + n_products * BLOCK * b};
+                    rows.template fetch<8 * groups>(b, 8 * g + i);
+                    step<TWO>(now, before, stage);
                     before = now;
                 }
-            }
+            TILE_STORE(0, stage); TILE_STORE(1, stage + TILE);
+            if (TWO) { TILE_STORE(2, stage + 2 * TILE); TILE_STORE(3, stage + 3 * TILE); }
+            UNROLL for (int r = 0; r < (TWO ? 32 : 16); r += 16) before.floats(stage, r);
         }
-        before.template some<16>(0);
-        if (TWO) before.template some<16>(16);
     }
 };
 
 } // namespace
 } // namespace ISA
 
-#define TILED(TYPE, REPACKED, LEAST, EXTRA, PACK, ...) {TYPE, REPACKED, LEAST, ISA::EXTRA, ISA::PACK, ISA::scratch_bytes<ISA::__VA_ARGS__>, ISA::multiply<ISA::__VA_ARGS__>}
+#define TILED(TYPE, REPACKED, LEAST, ...) {TYPE, REPACKED, LEAST, ISA::bytes_of_16<ISA::__VA_ARGS__>, ISA::__VA_ARGS__::pack, ISA::scratch_bytes<ISA::__VA_ARGS__>, ISA::multiply<ISA::__VA_ARGS__>}
 
 extern const TileProduct tile_products[];
 // The numbers of rows are from measurements: 2 cores of a Xeon of 2023, matrices of 1536 and 8960.
 const TileProduct tile_products[] = {
-    TILED(Q4_0, true, 64, extra32, pack32, Interleaved32<ISA::Interleaved_Q4_0>),
-    TILED(IQ4_NL, true, 64, extra32, pack32, Interleaved32<ISA::Interleaved_IQ4_NL>),
-    TILED(MXFP4, true, 64, extra32, pack32, Interleaved32<ISA::Interleaved_MXFP4>),
-    TILED(Q4_K, true, 24, extra_q4_k, pack_q4_k, Repacked_Q4_K),
-    TILED(Q2_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q2_K>),
-    TILED(Q3_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q3_K>),
-    TILED(Q4_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q4_K>),
-    TILED(Q5_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q5_K>),
-    TILED(Q6_K, false, 24, extra_super, pack_super, Super<ISA::Plain_Q6_K>),
+    TILED(Q4_0, true, 48, Interleaved32<ISA::Interleaved_Q4_0>),
+    TILED(IQ4_NL, true, 48, Interleaved32<ISA::Interleaved_IQ4_NL>),
+    TILED(MXFP4, true, 48, Interleaved32<ISA::Interleaved_MXFP4>),
+    TILED(Q4_K, true, 24, Repacked_Q4_K),
+    TILED(Q2_K, false, 24, Super<ISA::Plain_Q2_K>),
+    TILED(Q3_K, false, 24, Super<ISA::Plain_Q3_K>),
+    TILED(Q4_K, false, 24, Super<ISA::Plain_Q4_K>),
+    TILED(Q5_K, false, 24, Super<ISA::Plain_Q5_K>),
+    TILED(Q6_K, false, 16, Super<ISA::Plain_Q6_K>),
     {-1, false, 0, nullptr, nullptr, nullptr, nullptr},
 };

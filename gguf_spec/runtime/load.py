@@ -182,7 +182,7 @@ def load(
             would leave no room for a long context; 1 if the GPU may be used, or if `speculation`
             has `strict=True`. `LLM.parallel_reason` has the reason.
         max_gap: Seconds that a request which is being answered waits at most for the prompts of
-            others: they are read in pieces. Longer pieces are read faster. None takes 0.25. It
+            others: they are read in pieces. Longer pieces are read faster. None takes 0.4. It
             needs `parallel` above 1.
         prefix_memory: Memory for the caches of earlier texts, in bytes or as a size such as
             `500MB` or `2GiB`. A request that begins like one of them needs not read that part.

@@ -299,7 +299,7 @@ class Side:
 
 
 # Longest time between two passes of the requests that decode, in seconds, if the user gives none.
-MAX_GAP_S = 0.25
+MAX_GAP_S = 0.4
 # Tokens; the least piece of a prompt, and the step of longer ones: kernels work on blocks of rows.
 _BLOCK = 16
 # Least time of reading between two of those passes, relative to theirs: where they alone take the

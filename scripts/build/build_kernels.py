@@ -37,6 +37,8 @@ SETS = {
     "neondot": (["-mcpu=generic+dotprod"], ["asimddp"]),
 }
 ARM = ("neoni8mm", "neondot")
+# The files; the one that takes longest to compile is first, so that no core waits for it at the end.
+LONGEST = ["products", "tiles", "attention", "sampling", "entry"]
 # Options of a single file. Comparisons may not raise exceptions (nobody looks): otherwise GCC leaves branches in its loops.
 OF_FILE = {"sampling": ["-fno-trapping-math"]}
 # Sums are added as written: no contraction to fused operations but the explicit ones, so that bits do not depend on the compiler.
@@ -127,6 +129,7 @@ def build(
                 continue
             jobs += [(part, f"{part}-{name}", [*SETS[name][0], *defines]) for part in parts]
         jobs.append(("entry", "entry", []))
+        jobs.sort(key=lambda job: LONGEST.index(job[0]))
 
         def run(job) -> str:
             source, name, options = job

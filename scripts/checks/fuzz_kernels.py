@@ -125,9 +125,9 @@ def fuzz_attention(random):
 
 def fuzz_product(random):
     name = str(random.choice(list(TYPES)))
-    # more than a kernel with tiles unpacks at once: 8 superblocks, 256 rows, 64 columns
+    # more than a kernel with tiles unpacks at once: 8 superblocks, 512 rows, 128 columns
     k, columns = 256 * int(random.integers(1, 12)), int(random.integers(1, 140))
-    n, n_matrices = int(2 ** random.uniform(0, 8.2)), int(random.choice([1, 1, 3, 8]))
+    n, n_matrices = int(2 ** random.uniform(0, 9.2)), int(random.choice([1, 1, 3, 8]))
     repacked = graphs.is_repacked(name) and random.random() < 0.5
     if repacked:
         columns = 8 * -(-columns // 8)

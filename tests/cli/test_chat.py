@@ -569,6 +569,14 @@ def test_a_file_is_sent_with_the_next_message_only(chat, tmp_path):
     grown = second["prompt_tokens"] - first["prompt_tokens"]
     assert first["prompt_tokens"] > 40
     assert third["prompt_tokens"] - second["prompt_tokens"] == grown
+    given = chat(["hello", "hello"], "--json", "--file", str(tmp_path / "a.txt"))
+    assert "With the next message: a.txt (40 bytes)." in given.stderr.decode()
+    assert [one["prompt_tokens"] for one in objects(given)] == [
+        one["prompt_tokens"] for one in (first, second)
+    ]
+    code, out, err = seen(chat(["hello"], "-f", str(tmp_path / "gone")))
+    assert (code, out) == (1, "")
+    assert "gone cannot be read" in err
     code, _, err = seen(chat([f"/file {tmp_path}/b.bin", f"/file {tmp_path}/gone"]))
     assert code == 1
     assert "b.bin is not a text file in UTF-8" in err
@@ -623,7 +631,14 @@ def test_models_are_closed_if_the_chat_cannot_begin(monkeypatch):
     monkeypatch.setattr(loop, "load_models", lambda *_: llm)
     monkeypatch.setattr(loop, "to_sampling", lambda _: Sampling())
     monkeypatch.setattr(loop, "to_speculation", lambda _: llm.speculation)
-    options = {"image": (), "save": None, "load": None, "overflow": "error", "think": None}
+    options = {
+        "image": (),
+        "file": (),
+        "save": None,
+        "load": None,
+        "overflow": "error",
+        "think": None,
+    }
     with pytest.raises(GgufSpecError, match="no chat template"):
         loop.ChatLoop(options)
     assert llm.closed

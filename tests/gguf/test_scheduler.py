@@ -46,7 +46,7 @@ def scheduler_of(model, widest=65, costs=None):
     context = model.context
     context.widest = widest
     pairs = [SlotPair(slot, None) for slot in context.sequences]
-    scheduler = Scheduler(pairs, Side(context, costs or Costs()), None)
+    scheduler = Scheduler(pairs, Side(context, costs or Costs()), None, max_gap=0.25)
     scheduler.forget()
     return scheduler
 

@@ -181,6 +181,38 @@ def test_pieces_that_begin_in_other_cells_for_each_row(instruction_set):
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
+def test_a_mask_is_read_where_a_piece_has_a_gap_or_numbers(instruction_set):
+    """Of two pieces, either one, both or none."""
+    q, k, v = case(2, 1, 3, 1024)
+    with kernels(2, instruction_set):
+        for changes in (
+            {},
+            {300: HIDDEN},
+            {700: -2},
+            {300: -2, 700: HIDDEN},
+            {511: HIDDEN, 1023: -2},
+        ):
+            mask = np.zeros((1, 1, 3, 1024), np.float16)
+            for position, value in changes.items():
+                mask[:, :, 1, position] = value
+            found = attention(q, k, v, mask)
+            assert np.abs(found - exact(q, k, v, mask, (F16, F16))).max() < 1e-4, changes
+            assert np.array_equal(alone(q, k, v, mask), found), changes
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_numbers_of_rows_of_a_block(instruction_set):
+    """They are scored by 32, and the last ones by 8, 16 or 32; their results are summed in groups."""
+    q, k, v = case(1, 1, 130, 150)
+    mask = causal(1, 130, 150, 20)
+    with kernels(2, instruction_set):
+        right = alone(q, k, v, mask)
+        for rows in (5, 31, 33, 40, 41, 48, 49, 64, 65, 71, 95, 96, 97, 104, 130):
+            found = attention(q[:, :, :rows], k, v, mask[:, :, :rows])
+            assert np.array_equal(found, right[:, :rows]), rows
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
 def test_a_fully_masked_row_is_zero(instruction_set):
     q, k, v = case(4, 4, 3, 64)
     mask = causal(1, 3, 64, 60)

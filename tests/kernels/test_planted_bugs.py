@@ -25,7 +25,7 @@ OF_THE_FIRST_ROW = [
     ("interleaved.h", "_mm256_set1_epi32(rows[r][b].start)", "_mm256_set1_epi32(rows[0][b].start)", ["repacked q4_0", "repacked iq4_nl", "repacked mxfp4"]),
     ("plain.h", "of_row<r % 4>(products", "of_row<0>(products", ["q4_0", "q5_0", "q8_0", "iq4_nl", "mxfp4", "q4_1", "q5_1"]),
     ("plain.h", "scale * rows[r].scale[b])", "scale * rows[0].scale[b])", ["q4_0", "q5_0", "q8_0", "iq4_nl", "mxfp4", "q4_1", "q5_1"]),
-    ("plain.h", "type.minimum(s, rows[r], b", "type.minimum(s, rows[0], b", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
+    ("plain.h", "set1_ps(rows[r].scale[b] * s.d)", "set1_ps(rows[0].scale[b] * s.d)", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
     ("floats.h", "load_floats(rows[r] + e + i * L)", "load_floats(rows[i == 3 ? 0 : r] + e + i * L)", ["f32", "f16", "bf16"]),
     ("attention.cpp", "all(query[r * size + d])", "all(query[(d == 7 ? 0 : r) * size + d])", ["cache of f16", "cache of q8_0", "cache of bf16"]),
 ]  # fmt: skip
@@ -45,7 +45,7 @@ OF_ALL_ROWS = [
     ("plain.h", "table32(mxfp4_values, nibbles32(p + 1))", "table32(mxfp4_values, nibbles32(p))", ["mxfp4"]),
     ("plain.h", "s.d = half_at(p + 80)", "s.d = half_at(p + 82)", ["q2_K"]),
     ("plain.h", "_mm_sub_epi8(x, _mm_set1_epi8(32))", "_mm_sub_epi8(x, _mm_set1_epi8(31))", ["q3_K"]),
-    ("plain.h", "_mm_set1_ps(-row.scale[b] * s.dmin)", "_mm_set1_ps(row.scale[b] * s.dmin)", ["q4_K"]),
+    ("plain.h", "_mm_set1_ps(-row.scale[b] * dmin)", "_mm_set1_ps(row.scale[b] * dmin)", ["q4_K"]),
     ("plain.h", "field<2 * j - 3>(h, 16)", "field<2 * j - 2>(h, 16)", ["q5_K"]),
     ("plain.h", "field<4>(b, 15), field<2>(h, 48)", "field<4>(b, 15), field<0>(h, 48)", ["q6_K"]),
     ("floats.h", "add(add(acc[r][0], acc[r][2]), add(acc[r][1], acc[r][3]))", "add(add(acc[r][0], acc[r][2]), acc[r][1])", ["f32", "f16", "bf16"]),
@@ -58,9 +58,14 @@ OF_LONG_ROWS = [
 ]  # fmt: skip
 # Bugs of the kernels with tiles; the others are right.
 OF_TILES = [
-    ("tiles.cpp", "(const Block32 *) rows[r + j] + b;", "(const Block32 *) rows[r] + b;", ["repacked q4_0", "repacked iq4_nl", "repacked mxfp4"]),
-    ("tiles.cpp", "(const float *) (rows[r + j] + scale);", "(const float *) (rows[r] + scale);", ["repacked q4_K"]),
+    ("tiles.cpp", "all(rows.number(r, block + i, 0))", "all(rows.number(first, block + i, 0))", ["repacked q4_0", "repacked iq4_nl", "repacked mxfp4"]),
+    ("tiles.cpp", "all(rows.number(j, block, 0))", "all(rows.number(r, block, 0))", ["repacked q4_K"]),
     ("tiles.cpp", "scales[2 * group + i / 4];", "scales[2 * group];", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
+]  # fmt: skip
+# Bugs of the kernels for many rows without tiles; the others are right.
+OF_MANY_ROWS = [
+    ("interleaved.h", "int_at(a[r] + 4 * (W * part + j))", "int_at(a[0] + 4 * (W * part + j))", ["repacked q4_K", "repacked q2_K"]),
+    ("plain.h", "repeat(rows[r].bytes + 256 * b + 32 * j)", "repeat(rows[0].bytes + 256 * b + 32 * j)", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
 ]  # fmt: skip
 # Bugs in which rows meet which experts.
 OF_EXPERTS = [
@@ -103,7 +108,7 @@ def planted(request, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "bug",
-    [*OF_THE_FIRST_ROW, *OF_ALL_ROWS, *OF_LONG_ROWS, *OF_TILES, *OF_EXPERTS],
+    [*OF_THE_FIRST_ROW, *OF_ALL_ROWS, *OF_LONG_ROWS, *OF_TILES, *OF_MANY_ROWS, *OF_EXPERTS],
     ids=lambda bug: bug[2],
 )
 def test_the_sources_have_its_place(bug):
@@ -139,6 +144,21 @@ def test_the_self_test_finds_bugs_of_tiles(tmp_path, monkeypatch):
     found = {key for key, problem in problems.items() if problem}
     assert found and all(key.endswith(", with tiles") for key in found)
     assert not [name for name in names if f"a product with {name}, with tiles" not in found]
+
+
+@pytest.mark.slow
+def test_the_self_test_finds_bugs_of_many_rows(tmp_path, monkeypatch):
+    if not own_kernels.is_x86():
+        pytest.skip("these kernels are for x86-64")
+    library, names = library_with(OF_MANY_ROWS, tmp_path)
+    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
+    best = "avx512vnni" if own_kernels.in_use().name == "amx" else "auto"
+    command = [sys.executable, "-c", PROBLEMS.replace("auto", best)]
+    done = children.run(command, capture_output=True, text=True, check=True)
+    problems = json.loads(done.stdout.splitlines()[-1])
+    found = {key: problem for key, problem in problems.items() if problem}
+    assert all(problem.endswith((" 16 rows", " 17 rows", " 33 rows")) for problem in found.values())
+    assert not [name for name in names if f"a product with {name}" not in found]
 
 
 @pytest.mark.slow

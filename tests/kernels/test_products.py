@@ -89,21 +89,46 @@ def test_random_blocks(name, repacked, instruction_set):
         assert np.array_equal(alone[finite], stock[finite], equal_nan=True)
 
 
-TILED = [("Q4_0", True), ("IQ4_NL", True), ("MXFP4", True), ("Q4_K", True)]
+@pytest.mark.few(11)
+@pytest.mark.parametrize("instruction_set", SETS[:-1])
+@pytest.mark.parametrize(("name", "repacked"), [kind for kind in KINDS if kind[0].endswith("_K")])
+def test_bits_of_many_rows(name, repacked, instruction_set):
+    """More rows, columns and elements than are unpacked at once; the largest sums among them."""
+    k, columns = 2560, 40 if repacked else 21
+    w, x = numbers((columns, k), 1), numbers((131, k), 2, extreme=True)
+    x[1::3] = np.sign(x[1::3])
+    x[2], x[5] = 1, -1
+    data = np.frombuffer(quantized(w, TYPES[name]), np.uint8).reshape(columns, k // 256, -1).copy()
+    if name == "Q4_K":  # the largest scales, with the largest and the smallest codes
+        data[:2, :, 4:16] = 255
+        data[0, :, 16:], data[1, :, 16:] = 255, 0
+    weights = Weights(data.tobytes(), TYPES[name], k, columns, repacked)
+    with kernels(1, instruction_set):
+        alone = np.concatenate([weights.product(x[i : i + 1]) for i in range(len(x))])
+        for width, threads in ((131, 1), (131, 2), (65, 2), (64, 1), (33, 2), (24, 1), (18, 1)):
+            found = weights.product(x[-width:], threads)
+            assert np.array_equal(bits(found), bits(alone[-width:])), width
+            found = weights.product(x[:width], threads)
+            assert np.array_equal(bits(found), bits(alone[:width])), width
+
+
+AS_BLOCKS = ("Q4_0", "IQ4_NL", "MXFP4")
+TILED = [*((name, True) for name in AS_BLOCKS), ("Q4_K", True)]
 TILED += [(name, False) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")]
 
 
 @pytest.mark.parametrize(("name", "repacked"), TILED)
 def test_bits_with_tiles(name, repacked):
     """More than all blocks of rows, columns and elements for which a kernel unpacks weights at once."""
-    k, columns, n = 2560, 136 if repacked else 133, 257
+    # an odd number of blocks of 32
+    k, columns, n = 2592 if name in AS_BLOCKS else 2560, 136 if repacked else 133, 525
     w, x = numbers((columns, k), 1), numbers((n, k), 2, extreme=True)
     x[1::3] = np.sign(x[1::3])  # the largest sums
     weights = Weights(quantized(w, TYPES[name]), TYPES[name], k, columns, repacked)
     with kernels(1, "avx512vnni"):
         alone = weights.product(x)
     with kernels(1, "amx"):
-        for width, threads in ((257, 1), (257, 3), (256, 2), (129, 2), (64, 1), (49, 1), (33, 2)):
+        for width, threads in ((525, 1), (525, 3), (256, 2), (129, 2), (64, 1), (49, 1), (33, 2)):
             found = weights.product(x[-width:], threads)
             assert np.array_equal(bits(found), bits(alone[-width:])), width
 

@@ -33,9 +33,13 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 
 @click.command(
     cls=LlamaCommand,
-    usual="model draft system max_tokens temperature seed ctx load save show_draft",
+    usual="model draft file system max_tokens temperature seed ctx load save show_draft",
     context_settings=_SETTINGS,
 )
+@file_option(
+    "-f --file", "Add the text of a file to the first message. Repeatable.",
+    multiple=True, metavar=None,
+)  # fmt: skip
 @option("-s --system", "System message.")
 @image_option
 @partial(model_options, chat=True)
@@ -127,6 +131,8 @@ def chat(**options: Any) -> int:
         with Signals(keep_on=not in_pipe) as signals, ui.terminal:
             try:
                 ui.begin(loaded)
+                if options["file"]:
+                    ui.say(loop.attached)
                 loop.use_tools(servers, ui)
                 loop.follow(ui, signals)
             finally:

@@ -209,6 +209,8 @@ class ChatLoop:
         self._at_start = options
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
+        for path in options["file"]:
+            self._attach(path)
         self.images: list[Path] = [*options["image"]]
         self.kept: KeptChats | None = None
         self._place: Path | None = options["save"] or options["load"]
@@ -490,8 +492,15 @@ class ChatLoop:
         if rest == "-":
             self._attached.clear()
         elif rest:
-            path = _path(rest)
-            self._attached.append((path.name, TextFile(path).text.removesuffix("\n")))
+            self._attach(_path(rest))
+        return self.attached
+
+    def _attach(self, path: Path) -> None:
+        self._attached.append((path.name, TextFile(path).text.removesuffix("\n")))
+
+    @property
+    def attached(self) -> str:
+        """The files that go with the next message, as a sentence."""
         sizes = ((name, len(text.encode("utf-8", "replace"))) for name, text in self._attached)
         names = ", ".join(f"{name} ({n_bytes:,} bytes)" for name, n_bytes in sizes)
         return f"With the next message: {names or 'no file'}."
