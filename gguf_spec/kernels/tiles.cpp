@@ -5,8 +5,8 @@
 //
 //   rows                                  packed once for all columns: what 16 of them have in a block lies side by side, as it is loaded
 //   weights of 16 columns, some blocks    unpacked once for all rows, in the form of tiles
-//   step t      tiles: 32 rows, one or two blocks -> sums in memory
-//               vectors, in between: the float steps of the sums of step t - 1
+//   step t      tiles: 32 rows, one or two blocks; the sums of step t - 1 are stored as their tiles are needed
+//               vectors, in between: the float steps of these
 //
 // Integer sums are exact. The float part is that of a single row (interleaved.h, plain.h): the same operations in the same order. So a row's
 // bits do not depend on whether tiles were used.

@@ -593,7 +593,7 @@ BUGS = (
         "quanta = (k + product->quantum - 1) / product->quantum", "quanta = k / product->quantum",
         ("kernels/test_products.py",)),
     Bug("rows are multiplied while others still prepare them", "kernels/entry.cpp",
-        "ggml.barrier(params->threadpool);", "",
+        "ggml.barrier(params->threadpool);\n    if (work.tiles", "if (work.tiles",
         ("kernels/test_products.py",)),
     Bug("columns of an incomplete group are left out", "kernels/entry.cpp",
         "groups = (n_columns + 15) / 16;", "groups = n_columns / 16;",
