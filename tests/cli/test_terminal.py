@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.cli.conftest import GENERATE
-from tests.support import children
+from tests.support import children, tiny
 
 pytestmark = pytest.mark.full
 
@@ -176,15 +176,19 @@ def test_ctrl_c_while_a_prompt_is_read(impatient):
     assert "100% of 49,999" not in seen
 
 
-def test_the_first_load_notes_that_it_measures(work, environment, tmp_path):
+def test_the_first_load_notes_that_it_measures(environment, tmp_path):
+    """One of a recurrent model does: whether a rollback restores its state takes passes."""
+    tiny.write(tmp_path / "mamba.gguf", tiny.mamba())
+
     def load(**variables):
-        command = [sys.executable, "-m", "gguf_spec", *GENERATE, "-d", "abc.gguf", "a"]
-        code, seen = children.at_terminal(command, cwd=work, env=environment | variables)
+        command = [sys.executable, "-m", "gguf_spec", "generate", "--threads", "1", "--raw"]
+        command += ["-t", "0", "-n", "5", "-m", "mamba.gguf", "-d", "ngram", "a"]
+        code, seen = children.at_terminal(command, cwd=tmp_path, env=environment | variables)
         assert code == 0, seen
         return seen.replace(b"\r\n", b"\n").decode()
 
     note = "Measuring this model (once; twice, and longer, beside other programs)"
     first, second = (load(XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
     assert f"\r{note}\r{' ' * len(note)}\r" in first  # a slow load shows its progress before
-    for seen in (first, second):  # beside other programs the second one measures too
-        assert plain(seen.rpartition("\r")[2]) == "abcdefghijkl\n"
+    # beside other programs the second one measures too
+    assert plain(first.rpartition("\r")[2]) == plain(second.rpartition("\r")[2]) != ""

@@ -62,6 +62,7 @@ def test_a_good_head_drafts_well_and_changes_nothing(folder, head):
     with loaded(folder, head) as llm:
         assert llm.notes == ()
         assert llm.draft_name == f"{head}.gguf (prediction head)"
+        llm.measure()
         assert llm.profile.agreement > 0.15
         plain = tokens(texts(llm, k=0))
         assert len({*plain}) > 4
@@ -244,8 +245,8 @@ def test_a_head_that_was_measured_is_listed_with_its_gain(folder):
     options = ContextOptions(extra_bufts=extra_bufts_work())
     with gguf_spec.load(
         folder / "llama.gguf", folder / "table.gguf", extra_bufts=options.extra_bufts
-    ):
-        pass
+    ) as llm:
+        llm.measure()
     one = next(one for one in models.find_drafts(folder / "llama.gguf") if one.name == "table.gguf")
     assert one.measured
     assert "measured on this machine: " in one.why

@@ -194,6 +194,7 @@ def test_a_broken_batch_path_is_not_taken_for_rounding_noise(monkeypatch, prompt
     monkeypatch.setattr("gguf_spec.runtime.profile_files.write_profile", lambda *_: True)
     rows_scaled(monkeypatch)
     with gguf_spec.load("tales", threads=1, n_ctx=1024, flash_attention=flash_attention) as llm:
+        llm.measure()
         assert llm.profile.exact_width == 1
         report = verify(llm, prompts[:1], n_tokens=24, n_draws=50, limit_s=0.0)
     assert not report.ok
