@@ -161,7 +161,7 @@ def profile_of(
     Where it is known without passes which of them are exact, answers begin with guessed costs, or
     with old or disturbed ones, and their passes correct these (`ModelPair.close` stores them).
 
-    Elsewhere a profile is measured first. It is measured again if it is a month old. One that other
+    Elsewhere, and where several requests may share passes, a profile is measured first. It is measured again if it is a month old. One that other
     programs disturbed is measured again at the next load, and the better one of the two is used for
     a day. One "from the future" stays: the clock of a machine without a battery starts in 1970.
     While another program runs, only the fewest passes are made.
@@ -171,12 +171,15 @@ def profile_of(
         translation: That of a draft with other token ids.
         whole: A measurement is wanted, not costs that answers corrected.
     """
-    kept, now, may_learn = read_profile(target, draft), time.time(), can_learn(target)
+    kept, now = read_profile(target, draft), time.time()
+    # The number of requests at once, and their turns, follow the costs of several rows.
+    is_shared = len(target.context.sequences) > 1
+    may_learn = can_learn(target) and not is_shared
     for model in filter(None, (target, draft)):
         if isinstance(model, CachedSequence) and model.options.head != "self":
             header = model.file.header
             model.depth_costs = depth_costs(header, model.options, whole or not may_learn)
-    if kept and not kept.is_whole and (whole or kept.disturbed):
+    if kept and not kept.is_whole and (whole or is_shared or kept.disturbed):
         kept = None  # a measurement is wanted, or other programs disturbed the answers
     old_s = _OLD_S if kept and kept.steady else _DISTURBED_OLD_S
     learns = may_learn and not (kept and kept.exact_width == 1)

@@ -299,3 +299,20 @@ def test_costs_that_are_wanted_whole_are_measured(cache, measured):
         assert llm.generate("One", Sampling(max_tokens=8, seed=1)).tokens
     assert record(cache)["seconds"] > 0
     assert len(measured) == 1
+
+
+@pytest.mark.full
+def test_several_requests_at_once_have_measured_costs(cache, measured, monkeypatch):
+    """Their number and their turns follow these; shared passes would never show them."""
+    monkeypatch.setattr(profile_files, "cores_are_shared", lambda _: False)
+    monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
+    with load(draft="ngram") as llm:
+        llm.generate("One", Sampling(max_tokens=8, seed=1))
+    assert (measured, record(cache)["seconds"]) == ([], 0)
+    for _ in range(2):
+        with load(draft="ngram", parallel=2) as llm:
+            assert llm.profile.is_whole
+            assert not llm.profile.guessed
+        assert len(measured) == 1
+    with load(draft="ngram") as llm:
+        assert llm.profile.is_whole, "one request at a time has them, too"
