@@ -161,10 +161,11 @@ def profile_of(
     Where it is known without passes which of them are exact, answers begin with guessed costs, or
     with old or disturbed ones, and their passes correct these (`ModelPair.close` stores them).
 
-    Elsewhere, and where several requests may share passes, a profile is measured first. It is measured again if it is a month old. One that other
-    programs disturbed is measured again at the next load, and the better one of the two is used for
-    a day. One "from the future" stays: the clock of a machine without a battery starts in 1970.
-    While another program runs, only the fewest passes are made.
+    Elsewhere, and where several requests may share passes, a profile is measured first. It is
+    measured again if it is a month old. One that other programs disturbed is measured again at the
+    next load, and the better one of the two is used for a day. One "from the future" stays: the
+    clock of a machine without a battery starts in 1970. While another program runs, only the fewest
+    passes are made.
 
     Args:
         on_measure: Called before a measurement.
