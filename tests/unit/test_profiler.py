@@ -17,7 +17,10 @@ from tests.support.fakes import FakeModel, random_table
 
 NOW = 1.8e9
 TARGET = SimpleNamespace(
-    context=SimpleNamespace(threads=2), depth_costs={}, exactness=Exactness(), free_rollback=10**6
+    context=SimpleNamespace(threads=2, sequences=[None]),
+    depth_costs={},
+    exactness=Exactness(),
+    free_rollback=10**6,
 )
 GOOD = replace(DEFAULT_PROFILE, steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
