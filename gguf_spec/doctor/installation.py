@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from ..system.files import (
     cache_file,
     cache_folder,
     config_folder,
+    files_below,
     read_json,
     state_folder,
     write_json,
@@ -458,8 +460,7 @@ def own_folders() -> list[tuple[str, Path, int]]:
         ("settings", config_folder()),
     ):
         if folder.is_dir():
-            sizes = (one.lstat().st_size for one in folder.rglob("*") if not one.is_dir())
-            found.append((contents, folder, sum(sizes)))
+            found.append((contents, folder, sum(_sizes(files_below(folder)))))
     return found
 
 
@@ -531,10 +532,14 @@ def cache() -> Check:
 def file_sizes(folders: Iterable[Path]) -> Iterator[int]:
     """Yield the sizes of the files in folders, without subfolders."""
     for folder in folders:
-        if folder.is_dir():
-            with os.scandir(folder) as there:
-                yield from (
-                    one.stat(follow_symlinks=False).st_size
-                    for one in there
-                    if one.is_file(follow_symlinks=False)
-                )
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            yield from _sizes(folder.iterdir())
+
+
+def _sizes(paths: Iterable[Path]) -> Iterator[int]:
+    """Yield the sizes of those paths that are files; another program may remove one meanwhile."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_size

@@ -24,7 +24,7 @@ from ..errors import (
     StoreError,
     UnreachableError,
 )
-from ..system.files import DISK_FULL
+from ..system.files import DISK_FULL, files_below
 from ..system.process import renewed
 from .models_file import Entry, Part
 from .proxy import by_proxy
@@ -211,7 +211,7 @@ def delete(paths: Sequence[Path]) -> int:
         target = blob(path)
         commit = next(one for one in path.parents if one.parent.name == "snapshots")
         path.unlink()
-        others = (other for other in commit.parent.rglob("*") if other.is_symlink())
+        others = (other for other in files_below(commit.parent) if other.is_symlink())
         if target != path and not any(blob(other) == target for other in others):
             target.unlink(missing_ok=True)
     return sum(size for path, size in sizes.items() if not path.exists())

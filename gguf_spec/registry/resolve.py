@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from ..errors import ModelNotFoundError, NotOnHubError
 from ..options import ARGUMENTS, check_types, require
-from ..system.files import caches_of_others, config_folder
+from ..system.files import caches_of_others, config_folder, files_below
 from . import hub
 from .models_file import Entry, Part, is_model_file, is_repo, read_models_file, split_names
 
@@ -225,8 +225,9 @@ def local_models() -> Iterator[LocalModel]:
     n_left, ollama_names = _MOST_FILES, _ollama_names()
     for program, folder in places:
         try:
-            for path in sorted(folder.glob("sha256-*" if program == "Ollama" else "**/*.gguf")):
-                if not path.is_file():
+            for path in files_below(folder):
+                is_named = path.match("sha256-*" if program == "Ollama" else "*.gguf")
+                if not is_named or not path.is_file():
                     continue
                 if program != "Ollama":
                     model = _in_folder(program, path, path.relative_to(folder).parts)

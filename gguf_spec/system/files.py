@@ -405,6 +405,14 @@ def _remove_leftovers(path: Path, *, of_all: bool) -> None:
                 os.close(handle)
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Return the files and links below a folder, sorted.
+
+    What another program removes meanwhile is left out, where `rglob` may raise an error.
+    """
+    return sorted(Path(where) / name for where, _, names in os.walk(folder) for name in names)
+
+
 def with_end(path: Path, end: str) -> Path:
     """Return a path whose name has something appended; a name that is too long is cut before."""
     name = os.fsencode(path.name)

@@ -18,6 +18,7 @@ from gguf_spec import models
 from gguf_spec.cli import models as models_command
 from gguf_spec.errors import UnreachableError
 from gguf_spec.registry import resolve
+from gguf_spec.system.files import files_below
 from tests.support import children
 from tests.support.hub import COMMIT, REPO, Hub
 
@@ -217,7 +218,10 @@ def test_interrupted(command, run, hub, home, tmp_path):
     child = children.Child(line, env=settings, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert file.paused.wait(180)
     until = time.monotonic() + 180
-    while not any(path.stat().st_size > 1_000_000 for path in home.rglob("*.incomplete")):
+    while not any(
+        path.suffix == ".incomplete" and path.stat().st_size > 1_000_000
+        for path in files_below(home)
+    ):
         assert time.monotonic() < until
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)

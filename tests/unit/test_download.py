@@ -18,6 +18,7 @@ from gguf_spec.registry import download, package
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.proxy import by_proxy
 from gguf_spec.registry.resolve import Entry, Part
+from gguf_spec.system.files import files_below
 from tests.support import wheels
 from tests.support.hub import COMMIT, LATER, REPO, Hub
 
@@ -79,8 +80,8 @@ def split_entry(hub):
 def files_in(folder):
     return sorted(
         path.name
-        for path in Path(folder).rglob("*")
-        if not path.is_dir() and path.suffix != ".lock" and path.name != "CACHEDIR.TAG"
+        for path in files_below(folder)
+        if path.suffix != ".lock" and path.name != "CACHEDIR.TAG"
     )
 
 

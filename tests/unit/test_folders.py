@@ -8,6 +8,7 @@ import pytest
 
 from gguf_spec.cli import config
 from gguf_spec.cli.chat import terminal
+from gguf_spec.doctor import installation
 from gguf_spec.registry.resolve import entries, user_file
 from gguf_spec.system import files
 
@@ -16,6 +17,32 @@ pytestmark = pytest.mark.skipif(
 )
 
 HOMES = {"CACHE": ".cache", "CONFIG": ".config", "STATE": ".local/state"}
+
+
+@pytest.fixture
+def changing(tmp_path, monkeypatch):
+    """A folder with one file, and a folder that another program has removed when it is listed."""
+    folder = tmp_path / "changing"
+    (folder / "lost").mkdir(parents=True)
+    (folder / "kept.gguf").write_text("1234")
+    scandir = os.scandir
+
+    def list_folder(path="."):
+        if str(path) == str(folder / "lost"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", list_folder)
+    return folder
+
+
+def test_a_folder_that_changes_while_it_is_listed(changing):
+    assert files.files_below(changing) == [changing / "kept.gguf"]
+
+
+def test_the_size_of_a_folder_that_changes(changing, monkeypatch):
+    monkeypatch.setattr(installation, "cache_folder", lambda: changing)
+    assert installation.own_folders()[0][1:] == (changing, 4)
 
 
 def before(kind):

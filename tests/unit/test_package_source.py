@@ -19,6 +19,7 @@ import pytest
 from gguf_spec import errors
 from gguf_spec.registry import download, package
 from gguf_spec.registry.models_file import Piece
+from gguf_spec.system.files import files_below
 from tests.support import wheels
 from tests.support.children import Child
 from tests.support.programs import python_program
@@ -58,9 +59,7 @@ def folder(tmp_path, use):
 
 
 def files_in(folder):
-    return sorted(
-        str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()
-    )
+    return sorted(str(path.relative_to(folder)) for path in files_below(folder))
 
 
 def left(tmp_path):
