@@ -32,9 +32,9 @@ SETS = {
     "avx512": (AVX512, ["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
     "avxvnni": ([*AVX2, "-mavxvnni"], ["avx_vnni"]),
     "avx2": (AVX2, ["avx2", "fma", "f16c"]),
-    # for ARM: which one is used depends on what llama.cpp was compiled for, too; zig knows no -march of this kind
-    "neoni8mm": (["-mcpu=generic+dotprod+i8mm"], ["asimddp", "i8mm"]),
-    "neondot": (["-mcpu=generic+dotprod"], ["asimddp"]),
+    # for ARM: which one is used depends on what llama.cpp was compiled for, too
+    "neoni8mm": (["-march=armv8.2-a+dotprod+i8mm"], ["asimddp", "i8mm"]),
+    "neondot": (["-march=armv8.2-a+dotprod"], ["asimddp"]),
 }
 ARM = ("neoni8mm", "neondot")
 # The files; the one that takes longest to compile is first, so that no core waits for it at the end.
@@ -113,10 +113,8 @@ def build(
     """
     compiler = compiler or compiler_command("CXX")
     link = ["-shared", "-O3", "-Wl,--as-needed"]
-    if {"zig", "ziglang"} & {
-        Path(compiler[0]).name,
-        *compiler,
-    }:  # it would compile a C++ library first, and checks for debugging
+    is_zig = bool({"zig", "ziglang"} & {Path(compiler[0]).name, *compiler})
+    if is_zig:  # it would compile a C++ library first, and checks for debugging
         link = ["-shared", "-O3", "-nostdlib++", "-fno-sanitize=all"]
     with tempfile.TemporaryDirectory() as work:
         jobs = []
@@ -127,7 +125,12 @@ def build(
             if name == "amx" and not knows_tiles(compiler):
                 print("The compiler does not know AMX: products without tiles.", file=sys.stderr)
                 continue
-            jobs += [(part, f"{part}-{name}", [*SETS[name][0], *defines]) for part in parts]
+            options = list(SETS[name][0])
+            if (
+                is_zig
+            ):  # it knows no -march of ARM; GCC's generic one lacks what arm_neon.h asks for
+                options = [one.replace("-march=armv8.2-a", "-mcpu=generic") for one in options]
+            jobs += [(part, f"{part}-{name}", [*options, *defines]) for part in parts]
         jobs.append(("entry", "entry", []))
         jobs.sort(key=lambda job: LONGEST.index(job[0]))
 

@@ -32,16 +32,25 @@ print(json.dumps(bits))
 """
 
 
+EM_AARCH64 = 183  # in the header of an ELF file
+
+
+def zigs(machine):
+    """Return the commands of zig, as a program and as a module, for a kind of processor."""
+    target = ["c++", "-target", _llama_wheel.ZIG_TARGET.format(machine)]
+    found = [["zig", *target]] if shutil.which("zig") else []
+    if importlib.util.find_spec("ziglang"):
+        found.append([sys.executable, "-m", "ziglang", *target])
+    return found
+
+
 def compilers():
     """Return commands of different compilers, by what `--version` says."""
     names = [["g++"], ["clang++"]]
     for folder in os.get_exec_path():
         found = [one.name for one in Path(folder).glob("*++-*")]
         names += [[name] for name in sorted(found) if re.fullmatch(r"(g|clang)\+\+-\d+", name)]
-    target = ["c++", "-target", _llama_wheel.ZIG_TARGET.format(platform.machine())]
-    names.append(["zig", *target])
-    if importlib.util.find_spec("ziglang"):
-        names.append([sys.executable, "-m", "ziglang", *target])
+    names += zigs(platform.machine())
     found = {}
     for command in names:
         if shutil.which(command[0]):
@@ -77,6 +86,18 @@ def test_each_compiler_makes_the_same_bits(tmp_path):
         for version, bits in others:
             different = [one for one in bits if bits[one] != first[1][one]]
             assert not different, f"{name}: {version} and {first[0]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["g++", "zig"])
+def test_the_kernels_for_arm_compile(tmp_path, compiler):
+    """GCC's generic processor lacks what its header of ARM asks for; zig does not know the name of the architecture."""
+    found = zigs("aarch64") if compiler == "zig" else [["aarch64-linux-gnu-g++"]]
+    found = [one for one in found if shutil.which(one[0])]
+    if not found:
+        pytest.skip(f"no {compiler} for ARM")
+    library = build_kernels.build(tmp_path, "all", compiler=found[0], machine="aarch64")
+    assert library.read_bytes()[18] == EM_AARCH64
 
 
 SANITIZERS = [
