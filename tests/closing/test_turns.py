@@ -107,7 +107,7 @@ def test_an_error_in_a_round_that_is_a_value_error_is_not_taken_for_the_end(monk
     def fails(*_):
         raise InvalidOptionError("tokens", 1, "other ones")
 
-    monkeypatch.setattr(llm._target, "logits", fails)
+    monkeypatch.setattr(llm.engine.target, "logits", fails)
     with pytest.raises(InvalidOptionError):
         llm.generate("ab", FREE)
     monkeypatch.undo()
@@ -132,7 +132,7 @@ def test_waiting_requests_get_an_error_on_close():
     holder = in_threads(hold, 1)
     assert opened.wait(LIMIT_S)
     waiting = in_threads(wait, 4)
-    wait_until(lambda: len(llm._queue._tickets) == 5)
+    wait_until(lambda: len(llm.engine.queue._tickets) == 5)
     closers = in_threads(lambda _: llm.close(), 3)
     join_all([*closers, *waiting])
     assert len(raised) == 4
@@ -143,7 +143,7 @@ def test_waiting_requests_get_an_error_on_close():
 def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
     """The stream does not exist yet when `close` looks for it; `close` must not wait for an idle reader."""
     llm, begun, go, done = llm_of(), threading.Event(), threading.Event(), threading.Event()
-    monkeypatch.setattr(llm._pair, "check", lambda _: (begun.set(), go.wait(LIMIT_S)))
+    monkeypatch.setattr(llm.engine.pair, "check", lambda _: (begun.set(), go.wait(LIMIT_S)))
 
     def hold(_):
         stream = llm.stream("ab", FREE)
@@ -153,7 +153,7 @@ def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
     holder = in_threads(hold, 1)
     assert begun.wait(LIMIT_S)
     closer = in_threads(lambda _: llm.close(), 1)
-    wait_until(lambda: len(llm._queue._tickets) == 2)
+    wait_until(lambda: len(llm.engine.queue._tickets) == 2)
     go.set()
     join_all(closer)
     done.set()
@@ -182,7 +182,7 @@ def test_close_during_a_round_of_the_same_thread_is_refused():
 def test_what_waits_for_its_turn_does_not_run_after_the_end():
     """Such as an embedding or a session: it would use models that are freed."""
     with llm_of() as llm:
-        queue, ticket, outcomes = llm._queue, Ticket(), []
+        queue, ticket, outcomes = llm.engine.queue, Ticket(), []
         queue.take(ticket)
 
         def wait(_):

@@ -45,7 +45,7 @@ def home(tmp_path, monkeypatch):
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "home/.cache/huggingface/hub")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
     return tmp_path / "home"

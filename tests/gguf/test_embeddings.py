@@ -354,7 +354,7 @@ def test_close_in_the_middle(folder):
         if now.done and not threads:
             threads.append(threading.Thread(target=llm.close))
             threads[0].start()
-            while not llm._queue.is_closed:
+            while not llm.engine.queue.is_closed:
                 pass
 
     with pytest.raises(ClosedError):

@@ -233,7 +233,7 @@ def test_bodies_that_are_too_many(tales, monkeypatch):
     monkeypatch.setattr(uploads, "BODIES_MAX", 100_000)
     with serve_in_thread(tales) as server, connect(server) as first:
         first.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 90_000)
-        while server._app._bodies._n_held < 90_000:
+        while server.app._bodies._n_held < 90_000:
             time.sleep(0.01)
         reply = ask_text(server, user="x" * 20_000)
         assert (reply.status, reply.code) == (429, "too_many_uploads")
@@ -253,10 +253,10 @@ def test_the_number_of_connections_follows_the_file_limit(monkeypatch):
 
 def test_the_network_of_an_address():
     same = [("2001:db8:0:1::1", 1), ("2001:db8:0:1:ffff::9", 2)]
-    assert connections._network(same[0]) == connections._network(same[1])
-    assert connections._network(("::ffff:10.0.0.1", 1)) == connections._network(("10.0.0.1", 5))
-    assert connections._network(("10.0.0.1", 1)) != connections._network(("10.0.0.2", 1))
-    assert connections._network(None) is None
+    assert connections.network(same[0]) == connections.network(same[1])
+    assert connections.network(("::ffff:10.0.0.1", 1)) == connections.network(("10.0.0.1", 5))
+    assert connections.network(("10.0.0.1", 1)) != connections.network(("10.0.0.2", 1))
+    assert connections.network(None) is None
 
 
 def test_the_connection_that_has_waited_longest_gives_its_place(tales, few):

