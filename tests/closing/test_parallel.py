@@ -393,7 +393,7 @@ def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch,
     with Beside(llm, 2) as beside:
         with pytest.raises(RuntimeError, match="planted"):
             in_another_thread(lambda: llm.generate(PROMPTS[3], SHORT))
-        assert not any(pair.target.cached for pair in llm.engine.queue._scheduler.free)
+        assert not any(pair.target.cached for pair in llm.engine.queue.scheduler.free)
     assert all(isinstance(one, gguf_spec.Completion) for one in beside.results)
 
 
@@ -460,7 +460,7 @@ def test_calls_wait_for_the_requests_that_run(llm, right, tmp_path):
 
 def test_forget_empties_the_caches_of_all_slots(llm, right):
     texts(llm)
-    pairs = llm.engine.queue._scheduler.pairs
+    pairs = llm.engine.queue.scheduler.pairs
     assert sum(pair.target.n_past > 0 for pair in pairs) > 1
     llm.forget()
     assert not any(slot.n_past for pair in pairs for slot in pair.slots)
@@ -475,14 +475,14 @@ def test_another_profile_is_that_of_the_next_requests(llm, right):
     profile = llm.profile
     llm.use_profile(replace(profile, exact_width=2))
     assert texts(llm) == right
-    side = llm.engine.queue._scheduler._target
+    side = llm.engine.queue.scheduler.target
     assert side.context.widest == side.costs.widest == 2
     llm.restore(llm.snapshot())
     texts(llm)
-    assert llm.engine.queue._scheduler._target.base is llm.engine.pair.experiences["sampled"].target
+    assert llm.engine.queue.scheduler.target.base is llm.engine.pair.experiences["sampled"].target
     llm.use_profile(profile)
     texts(llm)
-    assert llm.engine.queue._scheduler._target.context.widest == profile.widest(exact=True)
+    assert llm.engine.queue.scheduler.target.context.widest == profile.widest(exact=True)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_turns_are_in_the_order_of_the_requests():
     threads = []
     for i in range(5):
         threads += in_threads(lambda _, i=i: take(i), 1)
-        wait_until(lambda i=i: len(line._tickets) == i + 2)
+        wait_until(lambda i=i: len(line.tickets) == i + 2)
     assert order == []
     line.leave(first)
     line.leave(first)
@@ -67,12 +67,12 @@ def test_turns_are_in_the_order_of_the_requests():
 def test_a_ticket_removed_before_its_turn_and_one_never_called():
     line, first, second, third = Turns(), Ticket(), Ticket(), Ticket()
     line.join(first)
-    line._tickets.append(second)
+    line.tickets.append(second)
     threads = in_threads(lambda _: line.join(third), 1)
-    wait_until(lambda: third in line._tickets)
+    wait_until(lambda: third in line.tickets)
     line.leave(second)
     assert line.first is first
-    line._tickets.remove(first)  # as where Ctrl-C comes before the call
+    line.tickets.remove(first)  # as where Ctrl-C comes before the call
     join_all(threads)
     assert line.first is third
 
@@ -132,7 +132,7 @@ def test_waiting_requests_get_an_error_on_close():
     holder = in_threads(hold, 1)
     assert opened.wait(LIMIT_S)
     waiting = in_threads(wait, 4)
-    wait_until(lambda: len(llm.engine.queue._tickets) == 5)
+    wait_until(lambda: len(llm.engine.queue.tickets) == 5)
     closers = in_threads(lambda _: llm.close(), 3)
     join_all([*closers, *waiting])
     assert len(raised) == 4
@@ -153,7 +153,7 @@ def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
     holder = in_threads(hold, 1)
     assert begun.wait(LIMIT_S)
     closer = in_threads(lambda _: llm.close(), 1)
-    wait_until(lambda: len(llm.engine.queue._tickets) == 2)
+    wait_until(lambda: len(llm.engine.queue.tickets) == 2)
     go.set()
     join_all(closer)
     done.set()
@@ -192,7 +192,7 @@ def test_what_waits_for_its_turn_does_not_run_after_the_end():
                 outcomes.append("refused")
 
         threads = in_threads(wait, 1)
-        wait_until(lambda: len(queue._tickets) == 2)
+        wait_until(lambda: len(queue.tickets) == 2)
         queue.is_closed = True
         queue.leave(ticket)
         join_all(threads)

@@ -15,7 +15,7 @@ PROMPTS = ["Once upon a time", "The fox", "A king", "The old woman said", "In th
 def free(llm):
     """Whether nothing runs, once the turn was given."""
     llm.snapshot()
-    runner, scheduler = llm.engine.queue, llm.engine.queue._scheduler
+    runner, scheduler = llm.engine.queue, llm.engine.queue.scheduler
     idle = runner.n_running == runner.n_waiting == 0 and llm.engine.queue.first is None
     return idle and (scheduler is None or scheduler.free == scheduler.pairs)
 

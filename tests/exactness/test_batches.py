@@ -131,7 +131,7 @@ def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, 
     with gguf_spec.load(quantized, draft, threads=1, n_ctx=N_CTX, parallel=4) as llm:
         assert llm.profile.exact_width == width < 65
         assert llm.generate_many(["a", "b"], Sampling(max_tokens=2, seed=1))
-        assert llm.engine.queue._scheduler._target.context.widest == width
+        assert llm.engine.queue.scheduler.target.context.widest == width
 
 
 @pytest.mark.few(1)

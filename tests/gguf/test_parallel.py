@@ -196,7 +196,7 @@ def test_no_request_is_started_before_a_turn_that_is_awaited(gguf_dir, tmp_path)
 
         threads = [threading.Thread(target=work, daemon=True) for work in (save, generate)]
         threads[0].start()
-        until(lambda: len(llm.engine.queue._tickets) == 2)
+        until(lambda: len(llm.engine.queue.tickets) == 2)
         threads[1].start()
         until(lambda: llm.engine.queue._queue or order)
         list(stream)

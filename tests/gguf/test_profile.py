@@ -264,7 +264,7 @@ def test_a_damaged_partial_record_begins_again(cache, measured, soon):
     for damage in [*damages, json.dumps(whole | {"guessed": ["2"]})]:
         path.write_text(damage, encoding="utf-8")
         with load(draft="ngram") as llm:
-            assert llm.profile.guessed == tuple(profiler._USUAL), damage
+            assert llm.profile.guessed == tuple(profiler.USUAL), damage
             llm.generate("One", Sampling(max_tokens=8, seed=1))
         assert set(record(cache)["guessed"]) == set(whole["guessed"]), damage
     assert measured == []
@@ -281,7 +281,7 @@ def test_an_answer_beside_other_programs_is_no_record(cache):
     one |= {"target": one["target"] | {"2": one["target"]["1"] / 9}, "guessed": [16, 33, 65]}
     path.write_text(json.dumps(one | {"checked": True}), encoding="utf-8")
     with load(draft="ngram") as llm:
-        assert llm.profile.guessed == tuple(profiler._USUAL)
+        assert llm.profile.guessed == tuple(profiler.USUAL)
         assert not llm.profile.checked
 
 

@@ -28,7 +28,7 @@ from gguf_spec.doctor import Check, Diagnosis, doctor, installation, models
 from gguf_spec.doctor.build import Build, Repacking
 from gguf_spec.doctor.facts import Machine
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import backend, memory, own_kernels
+from gguf_spec.llama import backend, own_kernels
 from gguf_spec.llama.library import gpu_backends
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions, Placement
@@ -63,13 +63,13 @@ def with_features(build=BUILD, **features):
 
 
 @pytest.fixture(autouse=True)
-def folders(monkeypatch, tmp_path):
+def folders(monkeypatch, tmp_path, set_hub):
     """Folders of this test, where it is known that repacked weights work."""
     own_kernels.start()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    set_hub(HF_HUB_CACHE=str(tmp_path / "hub"))
     write_json(own_kernels.repacking_result(), {"ok": True})
 
 
@@ -628,10 +628,8 @@ def test_a_models_file_that_is_not_there(tmp_path):
 
 
 @pytest.fixture
-def served(monkeypatch):
+def served(set_hub):
     """Serve a status to the hub's library; return the requested paths."""
-    from huggingface_hub import constants
-
     asked, servers = [], []
 
     def serve(status):
@@ -647,7 +645,7 @@ def served(monkeypatch):
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        set_hub(ENDPOINT=f"http://127.0.0.1:{server.server_port}")
         return asked
 
     yield serve
@@ -667,10 +665,8 @@ def test_a_hub_that_answers(served, answer, status):
     assert bool(hub.todo) is (status != "ok")
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+def test_a_hub_that_cannot_be_reached(set_hub):
+    set_hub(ENDPOINT="http://127.0.0.1:9")
     hub = models.hub()
     assert hub.status == "fail"
     assert hub.found.startswith("http://127.0.0.1:9 cannot be reached: ")
@@ -805,17 +801,16 @@ def test_a_machine_that_is_too_small():
 
 
 @pytest.mark.parametrize(("fitting", "proposed"), [(1024, 1024), (100_000, 2048)])
-def test_a_context_that_is_too_long(monkeypatch, fitting, proposed):
+def test_a_context_that_is_too_long(free_memory, fitting, proposed):
     """The hint proposes the longest one that fits, and at most the 2,048 tokens of the training."""
-    free = bundled(ContextOptions(n_ctx=fitting, threads=1)).own
-    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    free_memory(bundled(ContextOptions(n_ctx=fitting, threads=1)).own)
     diagnosis = examined(options=ContextOptions(n_ctx=200_000, threads=1))
     room = found("room", diagnosis)
     assert (room.status, room.todo) == ("fail", f"set n_ctx={proposed}, which would fit.")
     assert diagnosis.checks[-1] == room, "nothing is loaded"
 
 
-def test_how_long_the_context_of_a_server_may_grow(monkeypatch, tmp_path):
+def test_how_long_the_context_of_a_server_may_grow(free_memory, tmp_path):
     """Where a tenth of the free memory does not hold a long one, it says what `serve` may take."""
     path = tiny.write(
         tmp_path / "m.gguf", tiny.llama(n_layer=8), metadata={"llama.context_length": 32768}
@@ -824,7 +819,7 @@ def test_how_long_the_context_of_a_server_may_grow(monkeypatch, tmp_path):
     pair = [(read_header(path), ContextOptions(n_ctx=32768, threads=1))]
     free = needs(pair).own + 1000
     for given, said in ((free, "serve lets it grow to 32,768"), (None, "trained for 32,768")):
-        monkeypatch.setattr(memory, "available_bytes", lambda given=given: given)
+        free_memory(given)
         room = found("room", examined(path, "none", options))
         assert said in room.found
         assert ("grow" in room.found) is (given is not None)

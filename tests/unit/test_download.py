@@ -28,21 +28,6 @@ PARTS = [f"tales-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
 
 
 @pytest.fixture
-def set_hub(monkeypatch):
-    """Gives the hub's library constants; `ENDPOINT` with the addresses of files."""
-    from huggingface_hub import constants
-
-    def set_hub(**given):
-        if url := given.get("ENDPOINT"):
-            pattern = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-            given["HUGGINGFACE_CO_URL_TEMPLATE"] = pattern
-        for name, value in given.items():
-            monkeypatch.setattr(constants, name, value)
-
-    return set_hub
-
-
-@pytest.fixture
 def hub(tmp_path, monkeypatch, set_hub):
     from huggingface_hub import close_session
 

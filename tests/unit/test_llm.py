@@ -326,7 +326,7 @@ def test_a_stream_dropped_while_a_thread_waits_releases_the_llm(llm):
     next(stream)
     other = threading.Thread(target=lambda: done.append(llm.generate("ab", FREE)), daemon=True)
     other.start()
-    while len(llm.engine.queue._tickets) < 2:
+    while len(llm.engine.queue.tickets) < 2:
         time.sleep(0.001)
     del stream
     other.join(180)
