@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
+from ctypes import c_char_p
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,24 +41,8 @@ class Repacking:
         return not (self.problem or self.earlier)
 
 
-def _ggml_version() -> str:
-    return str(call("ggml_version", result=ctypes.c_char_p).decode())
-
-
-def _features() -> dict[str, str]:
-    return build_features() | {"GPU": str(int(offloads()))}
-
-
 def _spin_variables() -> dict[str, str]:
     return {one: os.environ[one] for one in openmp.VARIABLES if one in os.environ}
-
-
-def _spins() -> int | None:
-    return openmp.spins() if own_kernels.keeps_threads() else None
-
-
-def _tiles() -> int:
-    return own_kernels.tiles() if own_kernels.in_use().name else 0
 
 
 @dataclass(frozen=True)
@@ -80,16 +64,16 @@ class Build:
     devices: tuple[Device, ...] | InvalidOptionError
     repacking: Repacking | None
     refused: InvalidOptionError | None
-    kernels: own_kernels.Kernels = field(default_factory=own_kernels.in_use)
-    tiles: int = field(default_factory=_tiles)
+    kernels: own_kernels.Kernels
+    tiles: int
+    features: Mapping[str, str]
+    spins: int | None
     version: str = field(default_factory=lambda: version_of("llama-cpp-python"))
-    ggml: str = field(default_factory=_ggml_version)
-    features: Mapping[str, str] = field(default_factory=_features)
+    ggml: str = field(default_factory=lambda: call("ggml_version", result=c_char_p).decode())
     variant: str = field(default_factory=lambda: CPU_LIBRARY.variant if CPU_LIBRARY else "")
     gpu_problem: str = field(default_factory=gpu_problem)
     spin_state: openmp.State = field(default_factory=openmp.state)
     spin_variables: Mapping[str, str] = field(default_factory=_spin_variables)
-    spins: int | None = field(default_factory=_spins)
 
     @classmethod
     def of(cls, options: ContextOptions, draft_options: ContextOptions) -> Build:
@@ -99,8 +83,15 @@ class Build:
             own_kernels.start(options.placement.kernels)
         except InvalidOptionError as error:
             refused = error
-        repacking = _repacking() if options.extra_bufts else None
-        return cls(_devices(options, draft_options), repacking, refused)
+        return cls(
+            devices=_devices(options, draft_options),
+            repacking=_repacking() if options.extra_bufts else None,
+            refused=refused,
+            kernels=(kernels := own_kernels.in_use()),
+            tiles=own_kernels.tiles() if kernels.name else 0,
+            features=build_features() | {"GPU": str(int(offloads()))},
+            spins=openmp.spins() if own_kernels.keeps_threads() else None,
+        )
 
     def has(self, feature: str) -> bool:
         return self.features.get(feature, "0") != "0"

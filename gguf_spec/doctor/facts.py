@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..llama.options import physical_cores
-from ..system.files import cache_folder
+from ..system.files import cache_folder, this_machine
 from ..system.limits import ProcessorLimit, processor_limit
 from ..system.machine import available_bytes, is_arm, limit_of, total_bytes
 
@@ -24,17 +24,14 @@ def _runs_on() -> str:
     return f"({platform.python_implementation()}) on {platform.system()} {platform.machine()}"
 
 
-def _cpu() -> tuple[str, frozenset[str]]:
-    """Return the processor's name and features; none if they are unknown."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
-    except OSError:
-        return platform.processor() or platform.machine(), frozenset()
+def cpu_of(machine: str, text: str) -> tuple[str, frozenset[str]]:
+    """Return the processor's name and features, from `this_machine`; none if they are unknown."""
     pairs = (line.partition(":") for line in text.splitlines())
-    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    fields = {key.strip(): value.strip() for key, colon, value in pairs if colon}
     # an emulator shows the processor of its host, which has the other field
-    flags = fields.get("Features" if is_arm() else "flags", "")
-    return fields.get("model name", platform.machine()), frozenset(flags.split())
+    flags = fields.get("Features" if is_arm(machine) else "flags", "")
+    # without fields the text is the name
+    return fields.get("model name") or ("" if fields else text) or machine, frozenset(flags.split())
 
 
 def existing(folder: Path) -> Path:
@@ -78,8 +75,8 @@ class Machine:
     python: tuple[int, ...] = field(default_factory=lambda: tuple(sys.version_info[:3]))
     runs_on: str = field(default_factory=_runs_on)
     installed: str = field(default_factory=lambda: version_of("gguf-spec"))
-    cpu: str = field(default_factory=lambda: _cpu()[0])
-    flags: frozenset[str] = field(default_factory=lambda: _cpu()[1])
+    cpu: str = field(default_factory=lambda: cpu_of(*this_machine())[0])
+    flags: frozenset[str] = field(default_factory=lambda: cpu_of(*this_machine())[1])
     physical_cores: int = field(default_factory=physical_cores)
     processors: int = field(default_factory=lambda: os.cpu_count() or 1)
     allowed: int = field(default_factory=_allowed)

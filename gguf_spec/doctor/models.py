@@ -408,7 +408,7 @@ def room_for(
     Args:
         found: What they need.
         longest: The longest context that would fit; 0 if none would.
-        kept: What of the free memory is for texts of earlier requests.
+        kept: Part of the free memory for texts of earlier requests, in words.
     """
     free = wanted.free
     found += f"; {format_bytes(free)} are free" if free is not None else ""
@@ -443,11 +443,7 @@ def exact_passes(build: Build, exactness: Exactness, profile: Profile | None) ->
 
 
 def other_build(build: Build, model: str, profile: Profile) -> Check:
-    """Compare the costs with those that were measured with the other build of llama.cpp here.
-
-    Args:
-        model: Name of the target's file.
-    """
+    """Compare a target's costs with those that were measured with the other build here."""
     name, here = "other build", build.origin
     other = COMPILED if here == READY_MADE else READY_MADE
     parts = [*this_machine(timed=True), model, build.kernels.name]

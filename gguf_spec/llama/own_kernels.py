@@ -151,12 +151,9 @@ def _start(wanted: str) -> Kernels:
 
 
 def why_missing(system: str, machine: str, there: bool) -> Kernels | None:
-    """Return why a machine has no own kernels; None if it has a library, which may work.
+    """Return why there are no own kernels on a machine, as `sys.platform` and `platform` name it.
 
-    Args:
-        system: As `sys.platform`.
-        machine: As `platform.machine`.
-        there: Whether there is a library.
+    None if the library is there, which may work.
     """
     if system != "linux" or not (is_x86(machine) or is_arm(machine)):
         return Kernels("", "they are for Linux on x86-64 and ARM processors")

@@ -26,7 +26,7 @@ import pytest
 from gguf_spec import __version__
 from gguf_spec.doctor import Check, Diagnosis, doctor, installation, models
 from gguf_spec.doctor.build import Build, Repacking
-from gguf_spec.doctor.facts import Machine
+from gguf_spec.doctor.facts import Machine, cpu_of
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import backend, own_kernels
 from gguf_spec.llama.library import gpu_backends
@@ -365,6 +365,21 @@ def test_the_costs_of_the_other_build():
 def test_a_processor_that_is_not_known():
     one = installation.processor(replace(MACHINE, cpu="arm", flags=frozenset()), BUILD)
     assert (one.status, one.found) == ("ok", "arm; its features are unknown")
+
+
+X86 = "model name\t: A processor\nflags\t\t: fpu avx2"
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "name", "flags"),
+    [
+        ("x86_64", X86, "A processor", {"fpu", "avx2"}), ("aarch64", "CPU architecture: 8\nFeatures\t: fp asimd", "aarch64", {"fp", "asimd"}),
+        ("aarch64", X86, "A processor", set()), ("arm64", "Apple M2", "Apple M2", set()), ("riscv64", "", "riscv64", set()),
+    ],
+)  # fmt: skip
+def test_the_name_and_the_features_of_a_processor(machine, text, name, flags):
+    """An emulator shows those of its host."""
+    assert cpu_of(machine, text) == (name, flags)
 
 
 def test_the_processor_of_this_machine():
