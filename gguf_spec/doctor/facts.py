@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..llama.options import physical_cores
-from ..system.files import cache_folder, this_machine
+from ..system.files import cache_folder, existing, this_machine
 from ..system.limits import ProcessorLimit, processor_limit
 from ..system.machine import available_bytes, is_arm, limit_of, total_bytes
 
@@ -32,11 +32,6 @@ def cpu_of(machine: str, text: str) -> tuple[str, frozenset[str]]:
     flags = fields.get("Features" if is_arm(machine) else "flags", "")
     # without fields the text is the name
     return fields.get("model name") or ("" if fields else text) or machine, frozenset(flags.split())
-
-
-def existing(folder: Path) -> Path:
-    """Return a folder, or the first one above it that exists."""
-    return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
 
 
 def _free_disk() -> int | str:

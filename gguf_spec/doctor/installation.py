@@ -29,13 +29,14 @@ from ..system.files import (
     cache_file,
     cache_folder,
     config_folder,
+    existing,
     files_below,
     read_json,
     state_folder,
     write_json,
 )
 from ..system.machine import format_bytes
-from .facts import Machine, existing
+from .facts import Machine
 
 if TYPE_CHECKING:
     from .build import Build  # it loads llama.cpp

@@ -16,6 +16,7 @@ from gguf_spec.batch import Batch, BatchProgress, LineDefaults
 from gguf_spec.errors import BatchFileError
 from gguf_spec.runtime.stream import Stream
 from tests.batch.conftest import DEFAULTS, answer, of_openai, read, write
+from tests.support.fakes import Asked
 
 N = 30
 LINES = [
@@ -36,20 +37,6 @@ def right(llm, tmp_path):
 def go_on(llm, tmp_path, defaults=DEFAULTS, **options):
     with Batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl") as batch:
         return batch.run(llm, defaults, **options)
-
-
-class Asked:
-    """A model that calls a function with each prompt before it answers."""
-
-    def __init__(self, llm, before):
-        self._llm, self._before = llm, before
-
-    def __getattr__(self, name):
-        return getattr(self._llm, name)
-
-    def stream(self, prompt, *given, **options):
-        self._before(prompt)
-        return self._llm.stream(prompt, *given, **options)
 
 
 @pytest.mark.full

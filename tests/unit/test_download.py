@@ -1,5 +1,6 @@
 """The store against a hub on loopback."""
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -869,13 +870,18 @@ def test_a_dead_proxy_is_named_with_its_variable(monkeypatch, error, said):
 TWO_PARTS = Entry("two", "me/two", "main", (Part("a.gguf", 100), Part("b.gguf", 7, "f" * 64)), None)
 
 
-def test_only_missing_files_need_room(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(download, "_cached", lambda _: [tmp_path / "a.gguf", None])
-    monkeypatch.setattr(download, "find", lambda _: None)
-    monkeypatch.setattr(download, "_check_room", lambda *given: asked.append(given))
-    download.check_room([TWO_PARTS])
-    assert asked == [("two", 7)]
+def test_only_missing_files_need_room(set_hub, monkeypatch, tmp_path):
+    """The first one of two is there."""
+    there = tmp_path / "models--me--two" / "snapshots" / COMMIT / "a.gguf"
+    there.parent.mkdir(parents=True)
+    there.write_bytes(bytes(100))
+    set_hub(HF_HUB_CACHE=str(tmp_path))
+    disk = shutil.disk_usage(tmp_path)
+    for free, fits in ((7, True), (6, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: disk._replace(free=free))
+        with contextlib.nullcontext() if fits else pytest.raises(errors.NoSpaceError) as caught:
+            download.check_room([replace(TWO_PARTS, revision=COMMIT)])
+    assert (caught.value.name, caught.value.needed_bytes) == ("two", 7)
 
 
 def test_files_of_two_commits_are_no_model(monkeypatch):
@@ -886,15 +892,19 @@ def test_files_of_two_commits_are_no_model(monkeypatch):
         download._from_hub(TWO_PARTS, False, lambda _: None)
 
 
-def test_the_etag_of_a_file_in_git_is_no_sum(monkeypatch):
-    part = TWO_PARTS.parts[1]
-    for etag, fails in (("a" * 40, False), ("a" * 64, True), ("f" * 64, False)):
-        monkeypatch.setattr(hub_module, "ask", lambda *_, etag=etag: (COMMIT, etag, 7))
-        if fails:
-            with pytest.raises(errors.CorruptFileError):
-                download._ask(TWO_PARTS, part, lambda _: None)
-        else:
-            assert download._ask(TWO_PARTS, part, lambda _: None) == (COMMIT, 7)
+@pytest.mark.parametrize(
+    ("etag", "is_taken"),
+    [("a" * 40, True), ("a" * 64, False), (hashlib.sha256(BODY).hexdigest(), True)],
+)
+def test_the_etag_of_a_file_in_git_is_no_sum(hub, etag, is_taken):
+    """Another sum than the declared one is found before the download."""
+    entry = entry_of(hub.add(FILE, BODY, etag=etag, cdn=False))
+    if is_taken:
+        assert download.pull(entry).verified == "sha256"
+    else:
+        with pytest.raises(errors.CorruptFileError, match="its sha256 is aaaa"):
+            download.pull(entry)
+        assert hub.sent("GET") == []
 
 
 @pytest.mark.parametrize(("n_bytes", "loaded"), [(7, 0), (6, 1)])
