@@ -374,7 +374,9 @@ class Scheduler(Generic[S]):
             max_gap: Seconds between two passes of the requests that decode, at most, as far as
                 pieces of prompts decide it.
         """
-        self.target, self.draft, self._max_gap = target, draft, max_gap
+        self.target: Side = target
+        self.draft: Side | None = draft
+        self._max_gap = max_gap
         self.pairs = sorted(pairs, key=lambda one: one.target.index)
         for pair in self.pairs:
             pair.task, pair.used_at = None, 0
