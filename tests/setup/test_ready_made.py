@@ -89,6 +89,8 @@ def test_other_machines_compile():
     assert "Alpine has musl" in why(libc="")
     assert "needs glibc, which this system does not have" in why(libc="")
     assert ready_made.build_for(LINUX) is ROW
+    old = LINUX._replace(lacks_avx2=True)
+    assert ready_made.build_for(old) is ROW, "it has kernels for each processor"
     assert why(name="linux-riscv64") == "there is none for linux-riscv64"
 
 
