@@ -239,6 +239,29 @@ def same_seeds(request):
 
 
 @pytest.fixture
+def set_hub(monkeypatch):
+    """Sets constants of the hub's library, which reads the environment once; `ENDPOINT` with the addresses of files."""
+    from huggingface_hub import constants
+
+    def set_hub(**given):
+        if url := given.get("ENDPOINT"):
+            pattern = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+            given["HUGGINGFACE_CO_URL_TEMPLATE"] = pattern
+        for name, value in given.items():
+            monkeypatch.setattr(constants, name, value)
+
+    return set_hub
+
+
+@pytest.fixture
+def free_memory(monkeypatch):
+    """Sets the free memory that estimates see, in bytes; None if it is unknown."""
+    from gguf_spec.llama import memory
+
+    return lambda n_bytes: monkeypatch.setattr(memory, "available_bytes", lambda: n_bytes)
+
+
+@pytest.fixture
 def stock_kernels(monkeypatch):
     """llama.cpp's kernels for the models that a test loads; else the first model of the process decides."""
     from gguf_spec.llama import own_kernels

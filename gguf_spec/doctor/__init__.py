@@ -15,6 +15,7 @@ from ..errors import Text
 from ..llama.options import ContextOptions, context_options
 from ..system.machine import format_bytes
 from . import installation
+from .facts import Machine
 from .installation import Check, can_offload, drivers, own_folders, why_no_gpu
 
 if TYPE_CHECKING:
@@ -94,35 +95,28 @@ def doctor(
     """
     options = options or ContextOptions()
     draft_options = draft_options or options.for_draft()
-    checks = [installation.python(), installation.package(__version__)]
+    machine = Machine()
+    checks = [installation.python(machine), installation.package(machine, __version__)]
     if crashed := drivers(options):
-        checks += [*crashed, installation.memory(), installation.disk(), installation.cache()]
-        return Diagnosis(tuple(checks), None)
+        of_disk = [installation.disk(machine), installation.cache()]
+        return Diagnosis((*checks, *crashed, installation.memory(machine), *of_disk), None)
     from . import models  # it loads llama.cpp
+    from .build import Build
 
     checks.append(installation.library())
-    features: dict[str, str] | None = None
+    build: Build | None = None
     if checks[-1].status == "ok":
-        features = installation.build_features()
-        fast = installation.fast_kernels(features, options)
-        checks += [
-            installation.build(features, options),
-            *installation.devices(options, draft_options),
-            installation.processor(features),
-            fast,
-            installation.kernels(options),
-            installation.amx(features, fast),
-            installation.openmp(),
-        ]
+        build = Build.of(options, draft_options)
+        checks += installation.of_build(machine, build, options)
         if options.rpc:
             checks.append(installation.workers(options.rpc))
-        repack = options.extra_bufts and fast.status == "ok"
+        repack = bool(build.repacking and build.repacking.works)
         options = replace(options, extra_bufts=repack)
         draft_options = replace(draft_options, extra_bufts=repack)
     checks += [
-        installation.threads(options),
-        installation.memory(),
-        installation.disk(),
+        installation.threads(machine, options),
+        installation.memory(machine),
+        installation.disk(machine),
         installation.cache(),
         installation.history(),
         models.hub_cache(),
@@ -134,13 +128,13 @@ def doctor(
         checks.append(_text(Path(reference)))
     failed = {one.name for one in checks if one.status == "fail"}
     if "devices" in failed:
-        features = None  # nothing can be loaded
-    loads = features is not None and "workers" not in failed
-    pair = models.PairChecks(options, draft_options, features, models_file, loads, reads_all)
+        build = None  # nothing can be loaded
+    loads = build is not None and "workers" not in failed
+    pair = models.PairChecks(options, draft_options, build, models_file, loads, reads_all)
     with contextlib.closing(pair):
         checks += pair.examine(model, draft)
         if mmproj is not None:
-            checks.append(models.projector(Path(mmproj), model, models_file, features is not None))
+            checks.append(models.projector(Path(mmproj), model, models_file, build is not None))
         return Diagnosis(tuple(checks), pair.tuning)
 
 

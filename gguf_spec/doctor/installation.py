@@ -1,30 +1,27 @@
 """Checks of `doctor` for the installation and the machine.
 
-They are about Python, this package, llama.cpp, the processor, the memory and the disk. llama.cpp
-may be broken, so it is imported only in the checks that need it.
+They are about Python, this package, llama.cpp, the processor, the memory and the disk, and judge
+the records `Machine` and `Build`. llama.cpp may be broken: `drivers` and `library` tell whether it
+can be asked. The checks of folders look into them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.metadata
 import os
-import platform
-import shutil
 import stat
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..errors import BindingError, InvalidOptionError, NotInstalledError, Text
-from ..llama import openmp as openmp_module
 from ..llama import probe, structures
 from ..llama.library import library_folder
-from ..llama.options import NEEDS_OF_GPU, ContextOptions, physical_cores
+from ..llama.openmp import SPIN_COUNT, spin_count_set
+from ..llama.options import NEEDS_OF_GPU, ContextOptions
 from ..plugins import plugin
 from ..system.files import (
     CACHE_FOLDERS,
@@ -32,18 +29,20 @@ from ..system.files import (
     cache_file,
     cache_folder,
     config_folder,
+    existing,
     files_below,
     read_json,
     state_folder,
     write_json,
 )
-from ..system.limits import processor_limit
-from ..system.machine import available_bytes, format_bytes, limit_of, total_bytes
+from ..system.machine import format_bytes
+from .facts import Machine
+
+if TYPE_CHECKING:
+    from .build import Build  # it loads llama.cpp
 
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
-# exists if an NVIDIA driver is loaded
-_NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
 _GPU_BUILD = (
     "take one for the GPU that is there: in a clone scripts/run --gpu, elsewhere "
@@ -112,30 +111,25 @@ class Check:
     todo: str = ""
 
 
-def python() -> Check:
+def python(machine: Machine) -> Check:
     """Check that Python is new enough."""
-    version, oldest = sys.version_info[:3], ".".join(map(str, _OLDEST_PYTHON))
-    found = (
-        f"{'.'.join(map(str, version))} ({platform.python_implementation()}) "
-        f"on {platform.system()} {platform.machine()}"
-    )
-    if version < _OLDEST_PYTHON:
+    found = f"{'.'.join(map(str, machine.python))} {machine.runs_on}"
+    if machine.python < _OLDEST_PYTHON:
+        oldest = ".".join(map(str, _OLDEST_PYTHON))
         return Check("Python", "fail", found, f"use Python {oldest} or newer.")
     return Check("Python", "ok", found)
 
 
-def package(version: str) -> Check:
+def package(machine: Machine, version: str) -> Check:
     """Check that the running package is the installed one."""
-    status: Status = "ok"
-    found, todo, folder = version, "", Path(__file__).parents[2]
-    try:
-        installed = importlib.metadata.version("gguf-spec")
-        if installed != version:
-            status, todo = "warn", "reinstall gguf-spec, or run it outside the clone."
-            found = f"{version} runs from {folder}, but {installed} is installed"
-    except importlib.metadata.PackageNotFoundError:
-        found = f"{version}, from {folder}"
-    return Check("gguf-spec", status, found, todo)
+    folder, installed = Path(__file__).parents[2], machine.installed
+    if not installed:
+        return Check("gguf-spec", "ok", f"{version}, from {folder}")
+    if installed != version:
+        found = f"{version} runs from {folder}, but {installed} is installed"
+        todo = "reinstall gguf-spec, or run it outside the clone."
+        return Check("gguf-spec", "warn", found, todo)
+    return Check("gguf-spec", "ok", version)
 
 
 def drivers(options: ContextOptions) -> list[Check]:
@@ -157,7 +151,7 @@ def library() -> Check:
     """Check that llama.cpp can be imported, and that its functions and structures fit."""
     name = "llama.cpp"
     try:
-        with openmp_module.spin_count_set():
+        with spin_count_set():
             import llama_cpp
 
     # for example, the shared library is missing or was built for another machine
@@ -176,24 +170,11 @@ def library() -> Check:
     return Check(name, "ok", f"llama-cpp-python {version}")
 
 
-def build_features() -> dict[str, str]:
-    """Return the features of this build of llama.cpp, from its own report.
-
-    The report has the form `CPU : AVX2 = 1 | REPACK = 1 | `. `GPU` is added: whether the build
-    can offload to a GPU.
-    """
-    import llama_cpp
-
-    from ..llama.backend import features_of
-    from ..llama.devices import has_gpu, has_rpc
-
-    gpu = llama_cpp.llama_supports_gpu_offload() and (not has_rpc() or has_gpu())
-    return features_of(llama_cpp.llama_print_system_info().decode()) | {"GPU": str(int(gpu))}
-
-
 def can_offload() -> bool:
     """Return whether this build of llama.cpp can use a GPU."""
-    return has(build_features(), "GPU")
+    from ..llama.backend import offloads
+
+    return offloads()
 
 
 def why_no_gpu() -> str:
@@ -203,65 +184,46 @@ def why_no_gpu() -> str:
     return gpu_problem() or "this build of llama.cpp has no GPU backend"
 
 
-def build(features: Mapping[str, str], options: ContextOptions) -> Check:
-    """Check that the build can use the GPU, if there is one."""
-    from ..llama.backend import gpu_problem
+def of_build(machine: Machine, build: Build, options: ContextOptions) -> list[Check]:
+    """Check llama.cpp's build, its devices and kernels, and that they fit the processor."""
+    return [
+        offload(machine, build, options),
+        *devices(build),
+        processor(machine, build),
+        fast_kernels(build),
+        kernels(build),
+        amx(machine, build),
+        openmp(build),
+    ]
 
-    gpu = has(features, "GPU")
-    names = ", ".join(name for name in features if name != "GPU" and has(features, name))
+
+def offload(machine: Machine, build: Build, options: ContextOptions) -> Check:
+    """Check that the build can use the GPU, if there is one."""
+    gpu = build.has("GPU")
+    names = ", ".join(name for name in build.features if name != "GPU" and build.has(name))
     found = (
-        f"{origin()}, ggml {ggml_version()}; {'with' if gpu else 'without'} GPU offload; {names}"
+        f"{build.origin}, ggml {build.ggml}; {'with' if gpu else 'without'} GPU offload; {names}"
     )
-    problem = "" if gpu else gpu_problem()
-    if problem:
+    if not gpu and build.gpu_problem:
         status: Status = "fail" if options.wants_gpu else "warn"
-        return Check("build", status, problem, NEEDS_OF_GPU)
+        return Check("build", status, build.gpu_problem, NEEDS_OF_GPU)
     if not gpu and options.wants_gpu:
         found = Text(
             "it has no GPU backend, which {gpu_layers=} needs", gpu_layers=options.gpu_layers
         )
         return Check("build", "fail", found, Text("omit {gpu_layers}, or {}", _GPU_BUILD))
-    if not gpu and _NVIDIA.exists():
+    if not gpu and machine.has_nvidia:
         found = f"it does not use this machine's NVIDIA GPU; {found}"
         return Check("build", "warn", found, _GPU_BUILD)
     return Check("build", "ok", found)
 
 
-READY_MADE, COMPILED = "ready made", "compiled"
-# part of the version of a ready-made llama-cpp-python (scripts/build/ready_made.py)
-_OF_READY_MADE = "+llama.cpp."
-
-
-def origin() -> str:
-    from ..llama.bindings import CPU_LIBRARY
-
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        if _OF_READY_MADE in importlib.metadata.version("llama-cpp-python"):
-            return READY_MADE
-    return READY_MADE if CPU_LIBRARY and CPU_LIBRARY.variant else COMPILED
-
-
-def ggml_version() -> str:
-    from ..llama.bindings import call
-
-    return str(call("ggml_version", result=ctypes.c_char_p).decode())
-
-
-def devices(options: ContextOptions, draft_options: ContextOptions) -> list[Check]:
+def devices(build: Build) -> list[Check]:
     """List the GPUs, and check that the devices of the options exist."""
-    from ..llama import devices
-
-    try:
-        devices.check_placement(options.placement)
-        devices.check_placement(draft_options.placement, "draft_device")
-    except InvalidOptionError as error:
-        return [Check("devices", "fail", error.message, error.hint)]
-    found = devices.devices()
+    found = build.devices
+    if isinstance(found, InvalidOptionError):
+        return [Check("devices", "fail", found.message, found.hint)]
     return [Check("devices", "ok", "; ".join(map(str, found)))] if found else []
-
-
-def has(features: Mapping[str, str], name: str) -> bool:
-    return features.get(name, "0") != "0"
 
 
 def workers(addresses: Sequence[str]) -> Check:
@@ -278,27 +240,11 @@ def workers(addresses: Sequence[str]) -> Check:
     return Check("workers", "fail", f"no worker answers at {' and '.join(lost)}", todo)
 
 
-def _cpu() -> tuple[str, set[str]]:
-    """Return the processor's name and features; none if they are unknown."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
-    except OSError:
-        return platform.processor() or platform.machine(), set()
-    pairs = (line.partition(":") for line in text.splitlines())
-    fields = {key.strip(): value.strip() for key, _, value in pairs}
-    # an emulator shows the processor of its host, which has the other field
-    is_arm = platform.machine().lower() in ("aarch64", "arm64")
-    flags = fields.get("Features" if is_arm else "flags", "")
-    return fields.get("model name", platform.machine()), set(flags.split())
-
-
-def processor(features: Mapping[str, str]) -> Check:
+def processor(machine: Machine, build: Build) -> Check:
     """Check that the build fits the processor, and name its generation."""
-    from ..llama.bindings import CPU_LIBRARY
-
-    name, flags = _cpu()
+    name, flags = machine.cpu, machine.flags
     there = {feature for feature, flag in _FEATURES.items() if flag in flags}
-    used = {feature for feature in _FEATURES if has(features, feature)}
+    used = {feature for feature in _FEATURES if build.has(feature)}
     unused = there - used - {"AMX_INT8"}  # AMX has its own check
     if not flags:
         return Check("processor", "ok", f"{name}; its features are unknown")
@@ -306,70 +252,49 @@ def processor(features: Mapping[str, str]) -> Check:
     if used - there:
         found = f"{about}; it lacks {_listed(used - there)}, which this build of llama.cpp needs"
         return Check("processor", "fail", found, REBUILD)
-    if CPU_LIBRARY and CPU_LIBRARY.variant:
-        return Check("processor", "ok", f"{about}; llama.cpp's kernels for {CPU_LIBRARY.variant}")
-    if unused and not _own_kernels():
+    if build.variant:
+        return Check("processor", "ok", f"{about}; llama.cpp's kernels for {build.variant}")
+    if unused and not build.kernels.name:
         found = f"{about}; it has {_listed(unused)}, which this build of llama.cpp does not use"
         return Check("processor", "warn", found, REBUILD)
     return Check("processor", "ok", about)
 
 
-def generation(flags: set[str]) -> str:
+def generation(flags: Iterable[str]) -> str:
     """Return the generation of a processor: the best of its features, as Linux names them."""
     return next((text for flag, text in _GENERATIONS.items() if flag in flags), "without AVX")
-
-
-def _own_kernels() -> str:
-    """Return the instruction set of the own kernels; empty if those of llama.cpp are in use."""
-    from ..llama import own_kernels
-
-    return own_kernels.start().name
 
 
 def _listed(features: set[str]) -> str:
     return ", ".join(feature for feature in _FEATURES if feature in features)
 
 
-def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
-    """Check that the probe finds repacked weights correct.
-
-    A failed probe is repeated, because its result is cached until the library changes.
-    """
-    from ..llama import own_kernels
-
-    name, file = "fast kernels", own_kernels.repacking_result()
-    if not options.extra_bufts:
+def fast_kernels(build: Build) -> Check:
+    """Check that the self-test finds repacked weights correct."""
+    name, test = "fast kernels", build.repacking
+    if not test:
         todo = Text("omit {extra_bufts=False} to use them.")
         return Check(name, "ok", Text("not used: {extra_bufts=False}"), todo)
-    kept = read_json(file)
-    known = isinstance(kept, dict) and "ok" in kept
-    if not (known and kept["ok"]):
-        if problem := own_kernels.repacking_problem():
-            found = (
-                "repacked weights fail on this machine, so models are loaded without them, "
-                f"which is slower but correct: {problem}"
-            )
-            rebuild = _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD
-            return Check(name, "warn", found, rebuild)
-        if known:
-            found = (
-                "they work now, but are not used because an earlier self-test failed: "
-                f"{kept.get('problem')}"
-            )
-            return Check(name, "warn", found, f"remove {file} to repeat the self-test.")
-        write_json(file, {"ok": True, "problem": None})
-    how = "weights are repacked" if has(features, "REPACK") else "this build repacks no weights"
+    if test.problem:
+        found = (
+            "repacked weights fail on this machine, so models are loaded without them, "
+            f"which is slower but correct: {test.problem}"
+        )
+        return Check(name, "warn", found, _REBUILD_AMX if build.has("AMX_INT8") else REBUILD)
+    if test.earlier:
+        found = (
+            f"they work now, but are not used because an earlier self-test failed: {test.earlier}"
+        )
+        return Check(name, "warn", found, f"remove {test.file} to repeat the self-test.")
+    how = "weights are repacked" if build.has("REPACK") else "this build repacks no weights"
     found = f"{how}; the self-test finds the same logits with and without repacking"
     return Check(name, "ok", found)
 
 
-def kernels(options: ContextOptions) -> Check:
-    """Start the kernels of this package, and check that they are in use."""
-    from ..llama import own_kernels
-
-    try:
-        found = own_kernels.start(options.placement.kernels)
-    except InvalidOptionError as error:
+def kernels(build: Build) -> Check:
+    """Check that the kernels of this package are in use."""
+    found, error = build.kernels, build.refused
+    if error:
         return Check("kernels", "fail", error.message, error.hint)
     if found.name:
         return Check("kernels", "ok", f"those of gguf-spec, for {found.name}")
@@ -377,38 +302,34 @@ def kernels(options: ContextOptions) -> Check:
     return Check("kernels", "warn" if found.todo else "ok", text, found.todo)
 
 
-def amx(features: Mapping[str, str], fast: Check) -> Check:
+def amx(machine: Machine, build: Build) -> Check:
     """Check that the processor's matrix unit (AMX), if any, is used."""
-    if "amx_int8" not in _cpu()[1]:
+    if "amx_int8" not in machine.flags:
         return Check("AMX", "ok", "this processor has no AMX")
-    from ..llama import own_kernels
-
-    if used := own_kernels.in_use().name:
-        tiles = own_kernels.tiles()
-        if tiles < 0:
+    if used := build.kernels.name:
+        if build.tiles < 0:
             text = "the system refuses its use, as a rule because of a small signal stack"
             return Check("AMX", "warn", text, "give signal stacks AT_MINSIGSTKSZ bytes and more.")
         text = "in use, by the kernels of gguf-spec, for many rows"
-        return Check("AMX", "ok", text if tiles else f"not used by the kernels for {used}")
-    if not has(features, "AMX_INT8"):
+        return Check("AMX", "ok", text if build.tiles else f"not used by the kernels for {used}")
+    if not build.has("AMX_INT8"):
         found = "this processor has it, but llama.cpp was built without it"
         return Check("AMX", "warn", found, REBUILD)
-    if fast.status != "ok" or fast.todo:
+    if todo := fast_kernels(build).todo:
         found = "this processor and llama.cpp have it, but it is not used: see fast kernels"
-        return Check("AMX", "warn", found, fast.todo)
+        return Check("AMX", "warn", found, todo)
     return Check("AMX", "ok", "in use")
 
 
-def threads(options: ContextOptions) -> Check:
+def threads(machine: Machine, options: ContextOptions) -> Check:
     """Check that each core has exactly one thread."""
-    cores, limit = physical_cores(), processor_limit()
+    cores, limit, allowed = machine.physical_cores, machine.processor_limit, machine.allowed
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
     if limit:
         found += f" (the limit is {limit.processors:.3g}: {limit.source})"
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    if 0 < allowed < (os.cpu_count() or 1):
-        found += f" ({allowed} of {os.cpu_count()} processors are allowed)"
+    if 0 < allowed < machine.processors:
+        found += f" ({allowed} of {machine.processors} processors are allowed)"
     todo = Text("omit {threads}, or set {threads=}.", threads=cores)
     if threads == cores:
         return Check("threads", "ok", found)
@@ -416,36 +337,34 @@ def threads(options: ContextOptions) -> Check:
     return Check("threads", "warn", found, todo)
 
 
-def openmp() -> Check:
+def openmp(build: Build) -> Check:
     """Check that threads do not spin long at barriers, which is slow beside another program."""
-    from ..llama import own_kernels
-
-    state, count = openmp_module.state(), openmp_module.SPIN_COUNT
-    if state == "absent" and own_kernels.keeps_threads():
-        fact = f"not used: llama.cpp's threads spin {openmp_module.spins():,} times, then sleep"
+    state = build.spin_state
+    if state == "absent" and build.spins is not None:
+        fact = f"not used: llama.cpp's threads spin {build.spins:,} times, then sleep"
         return Check("OpenMP", "ok", fact)
-    values = [f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ]
     if state == "loaded":
         fact = (
             "another library of this process loaded libgomp first, with a long spin count: beside "
             "another program, passes can take many times as long"
         )
-        todo = f"set GOMP_SPINCOUNT={count} before the program starts."
+        todo = f"set GOMP_SPINCOUNT={SPIN_COUNT} before the program starts."
         return Check("OpenMP", "warn", fact, todo)
+    values = ", ".join(f"{name}={value}" for name, value in build.spin_variables.items())
     fact = {
-        "set": f"threads spin {count:,} times at a barrier, then sleep (set by gguf-spec)",
-        "user": f"the environment sets how long threads spin at a barrier: {', '.join(values)}",
+        "set": f"threads spin {SPIN_COUNT:,} times at a barrier, then sleep (set by gguf-spec)",
+        "user": f"the environment sets how long threads spin at a barrier: {values}",
         "absent": "not used: llama.cpp's threads spin as long as they wait",
     }.get(state, "the spin count is set on Linux only")
     return Check("OpenMP", "ok", fact)
 
 
-def memory() -> Check:
+def memory(machine: Machine) -> Check:
     """Check that some memory is free."""
-    free, total = available_bytes(), total_bytes()
+    free, total = machine.free, machine.total
     if free is None or not total:
         return Check("memory", "ok", "unknown")
-    found = f"{format_bytes(free)} of {format_bytes(total)} are free{limit_of(free)}"
+    found = f"{format_bytes(free)} of {format_bytes(total)} are free{machine.memory_limit}"
     if free < _LITTLE_MEMORY:
         return Check("memory", "warn", found, "close other programs.")
     return Check("memory", "ok", found)
@@ -476,16 +395,12 @@ def history() -> Check:
     return Check("history", "ok", found + more if n_bytes else "nothing of a chat is kept")
 
 
-def disk() -> Check:
+def disk(machine: Machine) -> Check:
     """Check that the disk has space for the caches."""
-    folder = cache_folder()
-    there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
-    try:
-        free = shutil.disk_usage(there).free
-    except OSError as error:
-        found = f"{there} cannot be examined: {error.strerror}"
-        return Check("disk", "warn", found, "set XDG_CACHE_HOME to another folder.")
-    found = f"{format_bytes(free)} are free in {folder}"
+    free = machine.free_disk
+    if isinstance(free, str):
+        return Check("disk", "warn", free, "set XDG_CACHE_HOME to another folder.")
+    found = f"{format_bytes(free)} are free in {cache_folder()}"
     if free < _LITTLE_DISK:
         todo = "free disk space, or set XDG_CACHE_HOME to a folder on another disk."
         return Check("disk", "warn", found, todo)
@@ -494,9 +409,8 @@ def disk() -> Check:
 
 def _is_full(folder: Path) -> bool:
     """Return whether nothing can be written because the disk, or the user's quota, is full."""
-    there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     try:
-        with TemporaryFile(dir=there, buffering=0) as file:
+        with TemporaryFile(dir=existing(folder), buffering=0) as file:
             file.write(bytes(4096))
     except OSError as error:
         return error.errno in DISK_FULL

@@ -34,10 +34,12 @@ from ..registry.resolve import Entry, entries, resolve, user_file
 from ..runtime.load_options import LoadOptions, Plan
 from ..system.files import cache_file, read_json, this_machine, write_json
 from ..system.machine import format_bytes
-from .installation import COMPILED, READY_MADE, REBUILD, Check, Status, file_sizes, has, origin
+from .build import COMPILED, READY_MADE, Build
+from .installation import REBUILD, Check, Status, file_sizes
 
 if TYPE_CHECKING:
     from ..llama.sequence import CachedSequence
+    from ..passes import Exactness
     from ..speculative.profile import Profile
     from ..tune import Tuning
 
@@ -206,7 +208,7 @@ class PairChecks:
     """Checks of a target and a draft model: first their files, then the loaded models.
 
     Attributes:
-        features: Features of the llama.cpp build; None if it does not work.
+        build: The llama.cpp in use; None if it does not work.
         loads: Whether the models are loaded.
         reads_all: Whether the files are read completely.
         tuning: Cached costs of their passes; None if they were not measured yet.
@@ -215,7 +217,7 @@ class PairChecks:
 
     options: ContextOptions
     draft_options: ContextOptions
-    features: dict[str, str] | None
+    build: Build | None
     models_file: Path | None
     loads: bool
     reads_all: bool
@@ -264,13 +266,13 @@ class PairChecks:
         texts = f"{format_bytes(kept)} of it for texts of earlier requests" if kept else ""
         if kept and any(state_bytes(header) for header, _ in headers):
             texts += ", half of this for states of recurrent layers along the prompts"
-        room = self._fits(wanted, found, longest, texts)
+        room = room_for(self.build, wanted, found, longest, texts)
         yield room
-        if self.loads and room.status != "fail":
-            yield from self._inside(planned)
+        if self.build and self.loads and room.status != "fail":
+            yield from self._inside(planned, self.build)
 
     def _why_ctx(self, n_ctx: int, trained: int, most: int) -> str:
-        if self.options.n_ctx or has(self.features or {}, "GPU"):
+        if self.options.n_ctx or (self.build and self.build.has("GPU")):
             return ""
         if n_ctx == trained:
             return " (as trained)"
@@ -290,7 +292,7 @@ class PairChecks:
             draft=Draft("ngram") if draft.word == "none" else draft,
             parallel=self.options.parallel,
         )
-        if self.features is not None:
+        if self.build is not None:
             from ..runtime.plan import plan
 
             return plan(given)
@@ -320,7 +322,7 @@ class PairChecks:
             todo = Text("to name another draft, set {draft}.")
         elif entry.draft in DRAFT_WORDS:
             found = f"models.yaml names none for {entry.name}: {by_text}"
-        elif self.features is None:
+        elif self.build is None:
             status, found = "warn", "no draft was searched, because llama.cpp does not work"
             todo = "see the check llama.cpp above."
         else:
@@ -334,7 +336,7 @@ class PairChecks:
         from ..llama.memory import embedding_needs
 
         wanted = embedding_needs(file.header, self.options)
-        room = self._fits(wanted, format_bytes(wanted.added))
+        room = room_for(self.build, wanted, format_bytes(wanted.added))
         yield room
         if not self.loads or room.status == "fail":
             return
@@ -348,22 +350,7 @@ class PairChecks:
         found = f"llama.cpp loads it, for embeddings with the pooling {pooling}"
         yield Check("loading", "ok", found)
 
-    def _fits(self, wanted: MemoryEstimate, found: str, longest: int = 0, kept: str = "") -> Check:
-        free = wanted.free
-        found += f"; {format_bytes(free)} are free" if free is not None else ""
-        found += f", {kept}" if kept else ""
-        if has(self.features or {}, "GPU"):
-            return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
-        if not wanted.fits:
-            fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
-            too_large = Text("the weights alone do not fit: {}", less_memory(0))
-            return Check("room", "fail", found, fits if longest else too_large)
-        if free is not None and wanted.added > free:
-            found += ": weights will be read from the disk repeatedly"
-            return Check("room", "warn", found, less_memory())
-        return Check("room", "ok", found)
-
-    def _inside(self, plan: Plan) -> Iterator[Check]:
+    def _inside(self, plan: Plan, build: Build) -> Iterator[Check]:
         from ..llama.context import Context
         from ..llama.head import open_head
         from ..runtime.profile_files import read_profile
@@ -396,7 +383,7 @@ class PairChecks:
         yield _rollback(target, draft, profile)
         if target.why_plain:
             return
-        yield self._exact_passes(target, profile)
+        yield exact_passes(build, target.exactness, profile)
         draft = draft if draft and not draft.why_plain else None
         profile = read_profile(target, draft)
         found, todo = "not measured yet; `gguf-spec tune` measures them", ""
@@ -410,31 +397,56 @@ class PairChecks:
                 todo = "run `gguf-spec tune` when the machine is idle."
         yield Check("costs", "warn" if todo else "ok", found, todo)
         if profile and not profile.disturbed:
-            yield _other_build(target, profile)
-
-    def _exact_passes(self, target: CachedSequence, profile: Profile | None) -> Check:
-        name = "exact passes"
-        inexact = profile.exact_width == 1 if profile else not target.exactness.attention
-        if inexact and has(self.features or {}, "LLAMAFILE"):
-            found = (
-                "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
-                "round rows differently in passes over several tokens, so nothing is drafted "
-                "unless near ties are allowed"
-            )
-            return Check(name, "warn", found, REBUILD)
-        if not profile:
-            found = "all, by the kernels" if target.exactness.promised else "not measured yet"
-            return Check(name, "ok", f"{found}; the first requests with drafting check it")
-        return Check(name, "ok", profile.exact_passes)
+            yield other_build(build, target.path.name, profile)
 
 
-def _other_build(target: CachedSequence, profile: Profile) -> Check:
-    """Compare the costs with those that were measured with the other build of llama.cpp here."""
-    from ..llama import own_kernels
+def room_for(
+    build: Build | None, wanted: MemoryEstimate, found: str, longest: int = 0, kept: str = ""
+) -> Check:
+    """Check that models fit into the memory.
 
-    name, here = "other build", origin()
+    Args:
+        found: What they need.
+        longest: The longest context that would fit; 0 if none would.
+        kept: Part of the free memory for texts of earlier requests, in words.
+    """
+    free = wanted.free
+    found += f"; {format_bytes(free)} are free" if free is not None else ""
+    found += f", {kept}" if kept else ""
+    if build and build.has("GPU"):
+        return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
+    if not wanted.fits:
+        fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
+        too_large = Text("the weights alone do not fit: {}", less_memory(0))
+        return Check("room", "fail", found, fits if longest else too_large)
+    if free is not None and wanted.added > free:
+        found += ": weights will be read from the disk repeatedly"
+        return Check("room", "warn", found, less_memory())
+    return Check("room", "ok", found)
+
+
+def exact_passes(build: Build, exactness: Exactness, profile: Profile | None) -> Check:
+    """Say which passes are exact, and whether another build would have more of them."""
+    name = "exact passes"
+    inexact = profile.exact_width == 1 if profile else not exactness.attention
+    if inexact and build.has("LLAMAFILE"):
+        found = (
+            "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
+            "round rows differently in passes over several tokens, so nothing is drafted "
+            "unless near ties are allowed"
+        )
+        return Check(name, "warn", found, REBUILD)
+    if not profile:
+        found = "all, by the kernels" if exactness.promised else "not measured yet"
+        return Check(name, "ok", f"{found}; the first requests with drafting check it")
+    return Check(name, "ok", profile.exact_passes)
+
+
+def other_build(build: Build, model: str, profile: Profile) -> Check:
+    """Compare a target's costs with those that were measured with the other build here."""
+    name, here = "other build", build.origin
     other = COMPILED if here == READY_MADE else READY_MADE
-    parts = [*this_machine(timed=True), target.path.name, own_kernels.in_use().name]
+    parts = [*this_machine(timed=True), model, build.kernels.name]
     file = cache_file("builds", parts)
     known = read_json(file)
     known = known if isinstance(known, dict) else {}

@@ -80,9 +80,11 @@ def devices_in_use(names: Sequence[str]) -> list[Device]:
         names: Value of the option. If it is empty, llama.cpp takes all GPUs, and integrated ones
             only if there is no other.
     """
-    if NONE in names:
-        return []
-    found = devices()
+    return [] if NONE in names else taken(devices(), names)
+
+
+def taken(found: list[Device], names: Sequence[str]) -> list[Device]:
+    """Return those of the devices that llama.cpp takes for these names; see `devices_in_use`."""
     if names:
         return [one for one in found if one.name in names]
     return [one for one in found if not one.is_integrated] or found
@@ -95,8 +97,13 @@ def check_placement(placement: Placement, option: str = "device") -> None:
         InvalidOptionError: A device is unknown, named twice, or combined with `none`. The message
             lists the devices.
     """
+    is_needed = placement.overrides or placement.devices not in ((), (NONE,))
+    check_names(placement, devices() if is_needed else [], option)
+
+
+def check_names(placement: Placement, known: Sequence[Device], option: str = "device") -> None:
+    """Reject devices that are not among those that are known; see `check_placement`."""
     names = placement.devices
-    known = devices() if placement.overrides or names not in ((), (NONE,)) else []
     for name in names if names != (NONE,) else ():
         if name not in [one.name for one in known]:
             no_gpu = Text("omit {}: this build of llama.cpp finds no GPU.", Option(option))

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from ..gguf.validation import Header, Tensor
 from ..options import K_MAX
 from ..passes import Exactness
+from ..system.machine import is_x86
 from .backend import build_features, uses_gpu
 from .options import ContextOptions
-from .own_kernels import TYPES, has_own_attention, in_use, is_x86
+from .own_kernels import TYPES, has_own_attention, in_use
 
 # tokens; passes of at least this width use the same kernels for all their rows
 _GRID = 64

@@ -29,6 +29,7 @@ from ..gguf.validation import Header
 from ..options import checked
 from ..system import subprogram
 from ..system.files import this_machine
+from ..system.machine import is_arm, is_x86
 from ..system.process import renewed
 from . import openmp, probe
 from .bindings import CPU_LIBRARY, C, Tensors, attention, identities
@@ -135,27 +136,43 @@ def path_of_library() -> Path:
 
 def _start(wanted: str) -> Kernels:
     stock = Kernels("", "switched off")
-    if not (is_x86() or is_arm()) or sys.platform != "linux":
-        reason = "they are for Linux on x86-64 and ARM processors"
-        return stock if wanted == "stock" else Kernels("", reason)
-    if not path_of_library().is_file():
-        return stock if wanted == "stock" else Kernels("", "the library was not compiled", _SET_UP)
+    there = path_of_library().is_file()
+    if missing := why_missing(sys.platform, platform.machine(), there):
+        return stock if wanted == "stock" else missing
     if not CPU_LIBRARY:
         return Kernels("", "llama.cpp's CPU kernels are in an unknown library")
     tested = "auto" if wanted == "stock" else wanted
     problem = library_problem(tested, quietly=wanted == "stock")
-    lacks = problem.startswith(_LACKS)
-    if not problem or lacks:
+    if can_keep_threads(problem):
         keep_threads()
     if wanted == "stock":
         return stock
-    if problem:
-        again = f"To repeat the self-test, remove {library_result(tested)}."
-        cure = f"make {path_of_library()} again: {_SET_UP}"
-        cure = _FITTING if problem.startswith(_MISFIT) else cure
-        todo = "" if lacks else f"{cure} {again}"
-        return Kernels("", problem, todo)
-    return enter(wanted)
+    return failed(problem, tested) if problem else enter(wanted)
+
+
+def why_missing(system: str, machine: str, there: bool) -> Kernels | None:
+    """Return why there are no own kernels on a machine, as `sys.platform` and `platform` name it.
+
+    None if the library is there, which may work.
+    """
+    if system != "linux" or not (is_x86(machine) or is_arm(machine)):
+        return Kernels("", "they are for Linux on x86-64 and ARM processors")
+    return None if there else Kernels("", "the library was not compiled", _SET_UP)
+
+
+def can_keep_threads(problem: str) -> bool:
+    """Return whether the library can keep threads, for which it needs no instructions."""
+    return not problem or problem.startswith(_LACKS)
+
+
+def failed(problem: str, wanted: str) -> Kernels:
+    """Return what follows from a problem that the self-test of `wanted` found."""
+    if problem.startswith(_LACKS):
+        return Kernels("", problem)
+    cure = f"make {path_of_library()} again: {_SET_UP}"
+    cure = _FITTING if problem.startswith(_MISFIT) else cure
+    again = f"To repeat the self-test, remove {library_result(wanted)}."
+    return Kernels("", problem, f"{cure} {again}")
 
 
 def library_result(wanted: str) -> Path:
@@ -326,11 +343,3 @@ def flash_on_cpu(header: Header, options: ContextOptions) -> str:
         return options.flash_attention
     needed = options.needs_flash_attention or has_own_attention(header, options)
     return "on" if needed else "off"
-
-
-def is_x86() -> bool:
-    return platform.machine().lower() in ("x86_64", "amd64")
-
-
-def is_arm() -> bool:
-    return platform.machine().lower() in ("aarch64", "arm64")

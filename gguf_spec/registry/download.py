@@ -41,6 +41,7 @@ from ..system.files import (
     cache_file,
     cache_folder,
     exclusive,
+    existing,
     move,
     read_json,
     sync,
@@ -220,9 +221,8 @@ def _check_room(
     name: str, needed: int, folder: Path | None = None, variable: str = "HF_HOME"
 ) -> None:
     folder = folder or hub.folder()
-    there = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
     try:
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(existing(folder)).free
     except OSError:
         return  # a full disk is then detected during the download
     if free < needed:

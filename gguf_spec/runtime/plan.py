@@ -214,10 +214,21 @@ def choose_parallel(load: LoadOptions, files: Files, least: int = _USUAL) -> tup
     if load.speculation and load.speculation.strict:
         return 1, "strict needs passes without other requests"
     room = parallel_in_room([(file.header, options) for file, options in files], AUTO_PARALLEL_MAX)
-    if room is None:
-        return 1, "the free memory is unknown"
     keys = [ModelKey(*one) for one in files]
     profile = read_profile(keys[0], keys[1] if len(keys) > 1 else None)
+    return parallel_by(profile, room, least)
+
+
+def parallel_by(profile: Profile | None, room: int | None, least: int) -> tuple[int, str]:
+    """Return how many requests run at once, and why.
+
+    Args:
+        profile: The measured costs; None if there are none.
+        room: How many have room; None if it is unknown.
+        least: As for `choose_parallel`.
+    """
+    if room is None:
+        return 1, "the free memory is unknown"
     is_known = profile and not {1, 2, 4}.intersection(profile.guessed)
     if profile and is_known and not profile.disturbed:
         return _by_costs(profile, room, min(least, room))

@@ -40,7 +40,7 @@ Keyed: TypeAlias = CachedSequence | ModelKey
 
 def read_profile(target: Keyed, draft: Keyed | None) -> Profile | None:
     """Return the stored profile of these models, or None."""
-    data = read_json(_file(target, draft))
+    data = read_json(profile_file(target, draft))
     try:
         if data["version"] != VERSION:
             return None
@@ -59,7 +59,7 @@ def write_profile(target: Keyed, draft: Keyed | None, profile: Profile) -> bool:
     n_bytes = target.file.header.file_bytes
     if n_bytes >= known and not profile.disturbed:
         write_json(_speed_file(), [n_bytes, profile.target[1]])
-    return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
+    return write_json(profile_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
 
 _LARGE = 512 << 20  # bytes of a model
@@ -102,7 +102,7 @@ class PairFiles:
 
         A damaged file is ignored, and replaced when the models are closed.
         """
-        data = read_json(_file(self._target, self._draft, "experience"))
+        data = read_json(profile_file(self._target, self._draft, "experience"))
         try:
             if data["version"] == VERSION:
                 for way, one in experiences.items():
@@ -122,14 +122,14 @@ class PairFiles:
                 way: {"answer": one.answer, "seen": one.chances.to_list()}
                 for way, one in experiences.items()
             }
-            path = _file(self._target, self._draft, "experience")
+            path = profile_file(self._target, self._draft, "experience")
             write_json(path, {"version": VERSION, **learned})
 
     def write_profile(self, profile: Profile) -> None:
         write_profile(self._target, self._draft, profile)
 
 
-def _file(target: Keyed, draft: Keyed | None, kind: CacheFolder = "profiles") -> Path:
+def profile_file(target: Keyed, draft: Keyed | None, kind: CacheFolder = "profiles") -> Path:
     parts: list[object] = [VERSION, *this_machine(timed=True), *library_parts()]
     for model in [target, draft] if draft else [target]:
         o = model.options

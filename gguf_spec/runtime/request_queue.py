@@ -89,24 +89,24 @@ class Turns:
     """Queue of tickets; the first one has the turn."""
 
     def __init__(self) -> None:
-        self._tickets: list[Ticket] = []
+        self.tickets: list[Ticket] = []
 
     @property
     def first(self) -> Ticket | None:
         """The ticket that has the turn, or None; those of garbage-collected streams leave."""
-        while (first := next(iter(self._tickets), None)) and first.stream and not first.stream():
+        while (first := next(iter(self.tickets), None)) and first.stream and not first.stream():
             self._remove(first)
         return first
 
     def has_others(self, ticket: Ticket) -> bool:
-        return any(one is not ticket for one in [*self._tickets])
+        return any(one is not ticket for one in [*self.tickets])
 
     def join(self, ticket: Ticket, meanwhile: Callable[[], object] | None = None) -> None:
         """Wait for the turn, and call `meanwhile` repeatedly until then.
 
         If this raises, the caller must call `leave`.
         """
-        self._tickets.append(ticket)
+        self.tickets.append(ticket)
         while self.first is not ticket:
             if meanwhile:
                 meanwhile()
@@ -121,7 +121,7 @@ class Turns:
 
     def _remove(self, ticket: Ticket) -> None:
         with suppress(ValueError):
-            self._tickets.remove(ticket)
+            self.tickets.remove(ticket)
 
 
 class QueuedRequest:
@@ -338,7 +338,7 @@ class RequestQueue(Turns, OfOneProcess):
     def _give_up(self) -> object:
         _queues.discard(self)
         self.is_closed, self.error = True, ForkedError
-        self._tickets.clear()
+        self.tickets.clear()
         kept = self._running, self._queue, self._thread
         self._running, self._queue, self._thread = [], [], None
         return self, kept
@@ -489,7 +489,7 @@ class ParallelQueue(RequestQueue):
     def __init__(self, pair: ModelPair[CachedSequence], kept: PrefixStore) -> None:
         """Start the thread."""
         super().__init__(pair, kept)
-        self._scheduler: Scheduler[CachedSequence] | None = None
+        self.scheduler: Scheduler[CachedSequence] | None = None
         self._collect_at = 0.0
         self._start()
 
@@ -576,7 +576,7 @@ class ParallelQueue(RequestQueue):
             if not job.has_ended:
                 job.end(error)
         self._queue.clear()
-        scheduler, self._running, self._scheduler = self._scheduler, [], None
+        scheduler, self._running, self.scheduler = self.scheduler, [], None
         if scheduler:
             with suppress(ClosedError):
                 scheduler.forget()
@@ -589,7 +589,7 @@ class ParallelQueue(RequestQueue):
 
     def _run(self, ticket: Ticket) -> None:
         """Run requests until none is left, or another ticket waits for the turn."""
-        scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
+        scheduler = self.scheduler = self.pair.scheduler(self.scheduler)
         scheduler.on_lost = partial(self._kept.save_and_restore, tokens=(), found=Found())
         while True:
             self._drop_cancelled()

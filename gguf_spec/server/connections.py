@@ -98,7 +98,7 @@ class Connection(H11Protocol):
         """Take a place, which may be that of another connection."""
         super().connection_made(transport)
         transport.max_size = _AT_A_TIME  # type: ignore[attr-defined]
-        self.address, self.since = _network(self.client), self.loop.time()
+        self.address, self.since = network(self.client), self.loop.time()
         others = cast("Collection[Connection]", self.connections)
         if len(others) <= self._most // 2:
             return
@@ -164,7 +164,7 @@ async def _refuse(app: Any, n: int, scope: Scope, receive: Receive, send: Send) 
     await app(scope, receive, send)
 
 
-def _network(client: tuple[str, int] | None) -> object:
+def network(client: tuple[str, int] | None) -> object:
     """Return the address whose connections are counted together."""
     try:
         address = ipaddress.ip_address(client[0] if client else "")

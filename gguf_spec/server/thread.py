@@ -47,6 +47,7 @@ class Server(OfOneProcess):
         url: Base URL, such as `http://127.0.0.1:8080`.
         page_url: Address of the chat page; with a token if the page offers tools and there is no
             API key.
+        app: The application that answers the requests.
     """
 
     _is_closed = False  # by a fork
@@ -67,11 +68,11 @@ class Server(OfOneProcess):
         self._socket = listener or listen(settings)
         host, port = self._socket.getsockname()[:2]
         self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._app = make_app(llm, settings)
-        self.page_url: str = self._app.tools.page_url(self.url)
+        self.app: App = make_app(llm, settings)
+        self.page_url: str = self.app.tools.page_url(self.url)
         limits = most_connections(), settings.patience_s
         config = uvicorn.Config(
-            self._app,
+            self.app,
             loop="asyncio",
             http=partial(Connection, *limits),  # type: ignore[arg-type]
             backlog=AT_ONCE,
@@ -83,10 +84,10 @@ class Server(OfOneProcess):
             proxy_headers=False,
             timeout_graceful_shutdown=math.ceil(settings.grace) + 1,
         )
-        self._uvicorn = _Uvicorn(config, self._app)
+        self._uvicorn = _Uvicorn(config, self.app)
         self._listing = contextlib.ExitStack()
         if settings.listed:
-            self._listing.enter_context(listed(self.url, self._app.status_token, self._app.models))
+            self._listing.enter_context(listed(self.url, self.app.status_token, self.app.models))
         self._thread = threading.Thread(target=self._run, name="gguf-spec-server", daemon=True)
         self._thread.start()
 
@@ -115,7 +116,7 @@ class Server(OfOneProcess):
 
         A number that stays the same for long means that a request hangs.
         """
-        return self._app.worker.progress()
+        return self.app.worker.progress()
 
     def stop(self) -> None:
         """Begin the shutdown without waiting for its end.
@@ -138,9 +139,9 @@ class Server(OfOneProcess):
         self.stop()
         if grace is not None:
             self._thread.join(grace)
-            self._app.cancel_all()
+            self.app.cancel_all()
         self._thread.join()
-        self._app.close()
+        self.app.close()
 
     def __enter__(self) -> Server:
         return self

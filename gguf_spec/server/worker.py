@@ -51,6 +51,40 @@ _NO_STATS = Stats()
 _ROOM = 1024
 
 
+class Pace:
+    """Times of the ends of jobs, and the time after which a client that is refused may return.
+
+    Attributes:
+        mean_s: Moving average of the seconds from one end of a job to the next.
+    """
+
+    def __init__(self) -> None:
+        self.mean_s: float = 1.0
+        self._ended_s = self._return_s = -math.inf
+
+    def seconds_to_wait(self, n_waiting: int, first_s: float, now_s: float) -> int:
+        """Return the seconds until all that wait are answered, if it goes on as it did.
+
+        Each further client that is refused waits longer, at the pace of the answers: clients that
+        come back together would fill the queue again.
+
+        Args:
+            first_s: When the first job that runs began; infinite if none runs.
+        """
+        mean_s = max(self.mean_s, now_s - max(self._ended_s, first_s))
+        until_empty_s = mean_s * max(0, n_waiting - 1)
+        wait_s = min(_LONGEST_WAIT_S, max(until_empty_s, self._return_s - now_s) + mean_s)
+        self._return_s = now_s + wait_s
+        return max(1, math.ceil(wait_s))
+
+    def count_end(self, others_wait: bool, began_s: float, now_s: float) -> None:
+        """Count the end of a job that began at `began_s`; the pace counts while others wait."""
+        if others_wait:
+            seconds = now_s - max(self._ended_s, began_s)
+            self.mean_s += 0.2 * (seconds - self.mean_s)
+        self._ended_s = now_s
+
+
 class Worker:
     """Answers jobs in the order of their submission, in turns: a choice, or a task, is one turn.
 
@@ -75,9 +109,7 @@ class Worker:
         self._refuses = False  # from `cancel_all` on
         self._unloads = False  # no job for another model begins then
         self.n_steps = 0
-        # Moving average of the seconds from one end of a job to the next, and time of the last one.
-        self._pace_s, self._ended_s = 1.0, -math.inf
-        self._return_s = -math.inf  # when the last one that was refused may return
+        self.pace: Pace = Pace()
         self._start_thread()
 
     @property
@@ -119,7 +151,8 @@ class Worker:
             n = len(self._waiting)
             n_bytes = sum(one.n_bytes for one in self._waiting) + job.n_bytes
             if n >= self._most + self._room(job.model) or (n and n_bytes > WAITING_BYTES):
-                seconds = self._seconds_to_wait()
+                first_s = min((one.began_s for one in self._running), default=math.inf)
+                seconds = self.pace.seconds_to_wait(n, first_s, time.perf_counter())
                 wait = "1 request is" if n == 1 else f"{n} requests are"
                 raise ApiError(
                     f"{wait} already waiting. Try again in {seconds} s.",
@@ -130,27 +163,6 @@ class Worker:
                 )
             self._waiting.append(job)
             self._wake()
-
-    def _seconds_to_wait(self) -> int:
-        """Return the seconds until all that wait are answered, if it goes on as it did.
-
-        Each further client that is refused waits longer, at the pace of the answers: clients that
-        come back together would fill the queue again.
-        """
-        now_s = time.perf_counter()
-        last_s = max(self._ended_s, min((one.began_s for one in self._running), default=math.inf))
-        pace_s = max(self._pace_s, now_s - last_s)
-        until_empty_s = pace_s * max(0, len(self._waiting) - 1)
-        wait_s = min(_LONGEST_WAIT_S, max(until_empty_s, self._return_s - now_s) + pace_s)
-        self._return_s = now_s + wait_s
-        return max(1, math.ceil(wait_s))
-
-    def _count_end(self, job: Job) -> None:
-        now_s = time.perf_counter()
-        if self._waiting:
-            seconds = now_s - max(self._ended_s, job.began_s)
-            self._pace_s += 0.2 * (seconds - self._pace_s)
-        self._ended_s = now_s
 
     def cancel(self, job: Job, why: Why) -> None:
         """Cancel a waiting or running job; a waiting job leaves the queue at once.
@@ -345,7 +357,7 @@ class Worker:
                 n = sum(1 for _ in takewhile(lambda one: one.model is job.model, self._waiting))
                 self._waiting.insert(n, job)
             else:
-                self._count_end(job)
+                self.pace.count_end(bool(self._waiting), job.began_s, time.perf_counter())
                 # Only now, when there is room: the client may send its next request at once.
                 job.finish()
         self._changed.notify_all()

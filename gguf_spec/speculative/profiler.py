@@ -32,7 +32,7 @@ from .profile import Profile
 
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
 # end the measurement.
-_WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)
+WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)
 # Number of first widths that are timed with any budget. Beyond the widest timed width costs are
 # extrapolated, and no exact pass is known.
 _NEEDED = 4
@@ -48,7 +48,7 @@ _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 _MORE_THAN_MEMORY = {1: 1.2, 8: 4.8}
 # Costs of a pass by its width, in passes over one token, where nothing was measured: about those of
 # the own kernels with AVX2. With AVX-512 they are lower.
-_USUAL = {1: 1.0, 2: 1.3, 4: 1.6, 8: 2.5, 16: 4.8, 33: 9.3, 65: 17.5}
+USUAL = {1: 1.0, 2: 1.3, 4: 1.6, 8: 2.5, 16: 4.8, 33: 9.3, 65: 17.5}
 # Seconds of a pass besides the reading of the weights.
 _LEAST_PASS_S = 3e-4
 # Number of passes over one token, budget permitting.
@@ -104,7 +104,7 @@ def measure(
     passes, draft_passes = (
         # Passes of one width are far apart, because other programs start and stop.
         [width for width in of if width < target.n_ctx] * (5 if thorough else 3)
-        for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
+        for of in (WIDTHS, WIDTHS if thorough else _DRAFT_WIDTHS)
     )
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
     total = n_emitted + len(passes) + n_deep
@@ -171,7 +171,7 @@ def guess(target: LanguageModel, draft: LanguageModel | None, single_s: float) -
     """
 
     def table(of_single_s: float) -> dict[int, float]:
-        return {width: times * of_single_s for width, times in _USUAL.items()}
+        return {width: times * of_single_s for width, times in USUAL.items()}
 
     def no_step(*_: object) -> None:
         pass
@@ -193,7 +193,7 @@ def guess(target: LanguageModel, draft: LanguageModel | None, single_s: float) -
         exact_width=K_MAX + 1,
         guesses_depth=(is_guess, is_draft_guess),
         checked=False,
-        guessed=tuple(_USUAL),
+        guessed=tuple(USUAL),
         guessed_draft=tuple(of_draft),
     )
 

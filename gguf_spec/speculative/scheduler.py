@@ -374,7 +374,9 @@ class Scheduler(Generic[S]):
             max_gap: Seconds between two passes of the requests that decode, at most, as far as
                 pieces of prompts decide it.
         """
-        self._target, self._draft, self._max_gap = target, draft, max_gap
+        self.target: Side = target
+        self.draft: Side | None = draft
+        self._max_gap = max_gap
         self.pairs = sorted(pairs, key=lambda one: one.target.index)
         for pair in self.pairs:
             pair.task, pair.used_at = None, 0
@@ -402,7 +404,7 @@ class Scheduler(Generic[S]):
 
     def is_of(self, costs: CostModel) -> bool:
         """Whether these are the costs of the target that its passes are chosen by."""
-        return self._target.base is costs
+        return self.target.base is costs
 
     def forget(self) -> None:
         """Drop all tasks, and empty the caches of all slots."""
@@ -481,9 +483,9 @@ class Scheduler(Generic[S]):
         of_target, of_draft = (
             # Requests that read now decode soon, and then wait for the same passes.
             _SharedBatch(self, side, len(active)) if together and side else ALONE
-            for side in (self._target, self._draft)
+            for side in (self.target, self.draft)
         )
-        sides = [side for side in (self._target, self._draft) if side]
+        sides = [side for side in (self.target, self.draft) if side]
         # Tokens that a request hands over at once; `_next_piece` cuts them.
         most = [self._most_read(side, decoding) if reads else 0 for side in sides]
         for pair in self.pairs:
@@ -494,7 +496,7 @@ class Scheduler(Generic[S]):
     def _most_read(self, side: Side, decoding: Sequence[Task[S]]) -> int:
         """Return the most tokens of a piece beside these tasks; 0 for those of a whole pass."""
         whole, depth = side.context.reads_at_once, mean_depth(self.tasks)
-        pass_s = self._target.seconds(len(decoding), 1, depth) if decoding else 0.0
+        pass_s = self.target.seconds(len(decoding), 1, depth) if decoding else 0.0
         n, least = side.n_in(self._reading_s(pass_s, 0.0), depth, whole, 0)
         return 0 if n == whole else max(n, least)
 
@@ -526,17 +528,17 @@ class Scheduler(Generic[S]):
 
     def _run(self) -> bool:
         """Run the next passes; return False if no task waits for one."""
-        if self._draft and (drafting := self._waiting(self._draft, rows=True)):
-            self._draft.run(drafting)
+        if self.draft and (drafting := self._waiting(self.draft, rows=True)):
+            self.draft.run(drafting)
         elif offering := [task for task in self.tasks if isinstance(task.waits_for, DraftRequest)]:
             self._choose_lengths(offering)
         else:
-            decoding = self._waiting(self._target, rows=True)
+            decoding = self._waiting(self.target, rows=True)
             reads = len(decoding) < len(self.tasks)
             if reads and (piece := self._next_piece(decoding)):
                 self._read(*piece)
             elif decoding:
-                self._target.run(decoding)
+                self.target.run(decoding)
                 self._passed_at, self._read_s = time.perf_counter(), 0.0
             else:
                 return False
@@ -571,21 +573,21 @@ class Scheduler(Generic[S]):
         """Make the slots of the active tasks neighbours, if that pays."""
         active = [task for task in self.tasks if not task.is_parked]
         used = [task.pair.target.index for task in active]
-        if not used or max(used) - min(used) < len(used) or not self._target.context.can_roll_back:
+        if not used or max(used) - min(used) < len(used) or not self.target.context.can_roll_back:
             return
         moved = moves(used, [pair.target.index for pair in self.free])
         depth = mean_depth(active)
-        apart_s = sum(self._target.seconds(n, 1, depth) for n in runs(used))
-        move_s = sum(side.move_s() for side in (self._target, self._draft) if side)
-        if pays(apart_s, self._target.seconds(len(used), 1, depth), len(moved), move_s):
+        apart_s = sum(self.target.seconds(n, 1, depth) for n in runs(used))
+        move_s = sum(side.move_s() for side in (self.target, self.draft) if side)
+        if pays(apart_s, self.target.seconds(len(used), 1, depth), len(moved), move_s):
             for at, to in moved:
                 self._move(self.pairs[at], self.pairs[to])
 
     def _move(self, pair: SlotPair[S], free: SlotPair[S]) -> None:
         self.on_lost(free)
-        self._target.context.move(pair.target, free.target)
-        if self._draft and pair.draft and free.draft:
-            self._draft.context.move(pair.draft, free.draft)
+        self.target.context.move(pair.target, free.target)
+        if self.draft and pair.draft and free.draft:
+            self.draft.context.move(pair.draft, free.draft)
         self.pairs = sorted(self.pairs, key=lambda one: one.target.index)
 
     def _waiting(self, side: Side | None, rows: bool) -> list[Task[S]]:
@@ -607,7 +609,7 @@ class Scheduler(Generic[S]):
         """
         found = [
             (side, task)
-            for side in (self._target, self._draft)
+            for side in (self.target, self.draft)
             if side
             for task in self._waiting(side, rows=False)
         ]
@@ -636,9 +638,9 @@ class Scheduler(Generic[S]):
         side, task = reader
         others = [one for one in self.tasks if not (one.is_parked or one.reads)]
         pass_s = (
-            self._target.pass_s(decoding)
+            self.target.pass_s(decoding)
             if decoding
-            else self._target.seconds(len(others), 1, mean_depth(others))
+            else self.target.seconds(len(others), 1, mean_depth(others))
             if others
             else 0.0
         )
@@ -673,14 +675,14 @@ class Scheduler(Generic[S]):
 
     def _choose_lengths(self, offering: Sequence[Task[S]]) -> None:
         """Resume tasks that draft: those whose draft model goes on, or all with their lengths."""
-        tasks = [*offering, *self._waiting(self._target, rows=True)]
+        tasks = [*offering, *self._waiting(self.target, rows=True)]
         n, depth, requests = len(tasks), mean_depth(tasks), [task.draft_request for task in tasks]
-        pass_s = cache(lambda rows: self._target.seconds(n, rows, depth))
+        pass_s = cache(lambda rows: self.target.seconds(n, rows, depth))
         plain = n / pass_s(1)
         rate = plain * max(1.0, self._emitted / self._plainly if self._plainly else 0.0)
-        if self._draft and any(one.chance for one in requests):
+        if self.draft and any(one.chance for one in requests):
             n_read = sum(task.pair.draft.n_past for task in offering if task.pair.draft) // n
-            draft_s = partial(self._draft.seconds, rows=1, n_past=n_read)
+            draft_s = partial(self.draft.seconds, rows=1, n_past=n_read)
             drafting = best_drafting(requests, pass_s, draft_s, rate)
             self._drafting_s += draft_s(len(drafting)) if drafting else 0.0
             for i, (task, request) in enumerate(zip(offering, requests, strict=False)):
@@ -692,7 +694,7 @@ class Scheduler(Generic[S]):
         self._emitted = _RATE_MEMORY * self._emitted + emitted
         self._plainly = _RATE_MEMORY * self._plainly + plain * (pass_s(rows) + self._drafting_s)
         self._drafting_s = 0.0
-        self._target.costs.drafted(sum(bool(one.reaches) for one in requests), n)
+        self.target.costs.drafted(sum(bool(one.reaches) for one in requests), n)
         for task, request in zip(offering, requests, strict=False):
             task.set_answer(max(0, min(len(request.reaches), rows - request.n_pending)))
 

@@ -405,6 +405,11 @@ def _remove_leftovers(path: Path, *, of_all: bool) -> None:
                 os.close(handle)
 
 
+def existing(folder: Path) -> Path:
+    """Return a folder, or the first one above it that exists."""
+    return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+
+
 def files_below(folder: Path) -> list[Path]:
     """Return the files and links below a folder, sorted.
 

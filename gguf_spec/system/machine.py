@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,15 @@ def others_running() -> int:
 def cores_are_shared(threads: int) -> bool:
     """Return whether `threads` threads of this process would share cores with other programs."""
     return others_running() + threads > max(threads, os.cpu_count() or threads)
+
+
+def is_x86(machine: str = "") -> bool:
+    """Return whether a machine, or this one, has an x86-64 processor."""
+    return (machine or platform.machine()).lower() in ("x86_64", "amd64")
+
+
+def is_arm(machine: str = "") -> bool:
+    return (machine or platform.machine()).lower() in ("aarch64", "arm64")
 
 
 def total_bytes() -> int | None:

@@ -212,7 +212,7 @@ def prompt_ids(llm, workload, n_tokens):
 
 def write_prompt(llm, ids, path):
     """Write the text of the ids for llama.cpp's programs, which add the first token and drop a line end at the end themselves."""
-    vocabulary = llm._target.weights.special_tokens
+    vocabulary = llm.engine.target.weights.special_tokens
     begins = ids[:1] == [vocabulary["bos"]] and llm.tokenize("a")[:1] == ids[:1]
     text = b"".join(llm.token_bytes(i) or llm.token_text(i).encode() for i in ids[int(begins) :])
     path.write_bytes(text + (b"\n" if text.endswith(b"\n") else b""))

@@ -34,13 +34,13 @@ def fill(store, kind, temperature):
 
 def pair(llm, question, sampling, plain_first):
     """Return seconds and answers with drafts and plainly."""
-    store, found = llm._pair.store, {}
+    store, found = llm.engine.pair.store, {}
     for plainly in (plain_first, not plain_first):
-        llm._pair.store = None if plainly else store
+        llm.engine.pair.store = None if plainly else store
         speculation = Speculation(k=0) if plainly else None
         # the plain answer is not added to the store, or the drafts would be its tokens
         found[plainly] = llm.generate(question, sampling=sampling, speculation=speculation)
-    llm._pair.store = store
+    llm.engine.pair.store = store
     return found[False], found[True]
 
 
@@ -70,14 +70,16 @@ def main():
             texts = "off" if source == "off" else "memory"
             with gguf_spec.load(args.model, "ngram", n_ctx=1024, draft_texts=texts) as llm:
                 if source == "others":
-                    fill(llm._pair.store, others, temperature)
+                    fill(llm.engine.pair.store, others, temperature)
                 done = []
                 for i, question in enumerate(questions):
                     sampling = Sampling(temperature, seed=i, max_tokens=args.tokens)
                     chat = [{"role": "user", "content": question}]
                     done.append(pair(llm, chat, sampling, i % 2 == 0))
                     n_wrong += done[-1][0].text != done[-1][1].text
-                base = llm._pair.experiences["sampled" if temperature else "greedy"].target.base
+                base = llm.engine.pair.experiences[
+                    "sampled" if temperature else "greedy"
+                ].target.base
             speeds = [seconds(plain) / seconds(drafted) for drafted, plain in done]
             stats = [drafted.stats for drafted, _ in done]
             predicted = sum(one.plain_s for one in stats) / sum(one.forecast_s for one in stats)

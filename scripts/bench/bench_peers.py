@@ -205,7 +205,7 @@ def rows_of(name, args, peers, prompts):
             yield compare(name, workload, peer, sweep, prompts[workload], peers, ours)
 
 
-def arguments():
+def arguments(given=None):
     parser, names = parser_of(__doc__, n_tokens=128), [one.name for one in LONG_WORKLOADS]
 
     def words(text):
@@ -227,7 +227,7 @@ def arguments():
     add("--lengths", type=numbers, default=[3], metavar="N,N", help="with --long: of a draft (3)")
     only_help = "with --long: words of the programs to run, such as server,N=3"
     add("--contenders", type=words, default=[], help=only_help)
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     args.long = names if args.long == ["all"] else args.long
     if unknown := set(args.long or ()) - set(names):
         parser.error(f"--long: {', '.join(unknown)} is not one of {', '.join(names)}")

@@ -19,6 +19,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 VERSION = "0.3.36"  # of llama-cpp-python, as in constraints.txt
@@ -201,42 +202,63 @@ class Unavailable(Exception):
     """Why the ready-made libraries cannot be used here: one line."""
 
 
-def system() -> str:
-    return f"{sys.platform}-{platform.machine()}".lower()
+class System(NamedTuple):
+    """What decides which libraries a machine can load; `libc` as in `glibc 2.41`, empty if unknown."""
+
+    name: str
+    is_64_bit: bool
+    libc: str
+    macos: str
+    lacks_avx2: bool
+
+
+def this_system() -> System:
+    libc = ""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    # also on a processor, and with a kernel, of 64 bits Python may have 32
+    name, is_64_bit = f"{sys.platform}-{platform.machine()}".lower(), sys.maxsize > 1 << 32
+    return System(name, is_64_bit, libc, platform.mac_ver()[0], lacks_avx2())
 
 
 def build_here(kind: str = "") -> dict:
-    """Return the row of `BUILDS` for this machine, with what is asked for (`images`, or one of `GPUS`).
+    """Return the row of `BUILDS` for this machine; see `build_for`."""
+    return build_for(this_system(), kind)
+
+
+def build_for(system: System, kind: str = "") -> dict:
+    """Return the row of `BUILDS` for a machine, with what is asked for (`images`, or one of `GPUS`).
 
     Raises:
         Unavailable: There is none, or the C library, the system or the processor is another one or too old.
     """
-    if sys.maxsize < 1 << 32:  # also on a processor, and with a kernel, of 64 bits
+    name = system.name
+    if not system.is_64_bit:
         raise Unavailable(
-            f"this Python has 32 bits ({system()}), where gguf-spec was never tried; it needs a system of 64 bits, which boards from the Raspberry Pi 3 on can run"
+            f"this Python has 32 bits ({name}), where gguf-spec was never tried; it needs a system of 64 bits, which boards from the Raspberry Pi 3 on can run"
         )
-    plain = BUILDS.get(system())
+    plain = BUILDS.get(name)
     row = plain if kind == IMAGES and plain and IMAGES in plain else None
-    row = row or BUILDS.get(f"{system()}+{kind}" if kind in (IMAGES, *GPUS) else system())
+    row = row or BUILDS.get(f"{name}+{kind}" if kind in (IMAGES, *GPUS) else name)
     if row is None:
-        raise Unavailable(f"there is none for {system()}")
+        raise Unavailable(f"there is none for {name}")
     if "glibc" in row:
-        check_glibc(row["glibc"])
-    if "macos" in row and tuple(map(int, platform.mac_ver()[0].split(".")[:2])) < row["macos"]:
+        check_glibc(row["glibc"], system.libc)
+    if "macos" in row and tuple(map(int, system.macos.split(".")[:2])) < row["macos"]:
         raise Unavailable(
-            "it needs macOS {}.{}, and this is {}".format(*row["macos"], platform.mac_ver()[0])
+            "it needs macOS {}.{}, and this is {}".format(*row["macos"], system.macos)
         )
-    if IMAGES in row and lacks_avx2():
+    if IMAGES in row and system.lacks_avx2:
         raise Unavailable("it needs a processor with AVX2")
     return row
 
 
-def check_glibc(oldest: tuple) -> None:
+def check_glibc(oldest: tuple, libc: str) -> None:
     """Raise where the C library is another one or older."""
     try:
-        kind, version = os.confstr("CS_GNU_LIBC_VERSION").split()
+        kind, version = libc.split()
         numbers = tuple(map(int, version.split(".")[:2]))
-    except (AttributeError, OSError, ValueError):
+    except ValueError:
         raise Unavailable(
             "it needs glibc, which this system does not have (Alpine has musl; Debian and Ubuntu have glibc)"
         ) from None

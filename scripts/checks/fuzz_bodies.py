@@ -206,7 +206,7 @@ async def main(options):
                     break
                 print(f"\r{seed}", end="", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback_later(60, exit=True)
-                found.append(await one(seed, client, llm._target.weights))
+                found.append(await one(seed, client, llm.engine.target.weights))
         faulthandler.cancel_dump_traceback_later()
         app.close()
     return found

@@ -66,7 +66,7 @@ class Family:
             target, None if self.has_head else draft, parallel=N_SLOTS, **options
         )
         for llm in (self.one, self.many):
-            llm._target.weights.chat_template = THINKS
+            llm.engine.target.weights.chat_template = THINKS
 
     def _files(self, file):
         """Target and draft."""

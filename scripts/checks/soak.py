@@ -292,8 +292,9 @@ class Requests:
 def is_idle(llm):
     """Whether no request is left in a slot or in the queue."""
     llm.snapshot()
-    scheduler = llm._queue._scheduler
-    return llm._queue.n_running == llm._queue.n_waiting == 0 and (scheduler.free == scheduler.pairs)
+    queue = llm.engine.queue
+    is_empty = queue.n_running == queue.n_waiting == 0
+    return is_empty and queue.scheduler.free == queue.scheduler.pairs
 
 
 def sessions(llm, folder, until, counts):
@@ -396,7 +397,7 @@ def served(args):
             draft_texts="memory",
         ) as llm,
     ):
-        llm._pair.store = DraftStore(STORE_BYTES)
+        llm.engine.pair.store = DraftStore(STORE_BYTES)
         texts, before = alone(llm), left()
         with serve_in_thread(llm, port=0) as server:
             address = server.url.removeprefix("http://").split(":")

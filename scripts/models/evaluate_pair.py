@@ -54,7 +54,7 @@ def main():
     texts = json.loads(args.held_out.read_text(encoding="utf-8"))
     with gguf_spec.load(args.target, args.draft) as llm:
         print("| model | held-out loss, nats a token | bits a byte |\n|---|---|---|")
-        for name, model in (("target", llm._target), ("draft", llm._draft)):
+        for name, model in (("target", llm.engine.target), ("draft", llm.engine.pair.draft)):
             nats, bits = loss(model, texts)
             print(f"| {name} | {nats:.3f} | {bits:.3f} |")
         print(

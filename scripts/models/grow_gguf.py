@@ -526,7 +526,7 @@ def grow(
     return path
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -547,7 +547,7 @@ def main():
     )
     parser.add_argument("--folder", type=Path, default=default_folder())
     parser.add_argument("--force", action="store_true", help="write it again")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     source = SOURCES.get(args.source, Path(args.source))
     try:
         print(

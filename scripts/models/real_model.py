@@ -139,7 +139,7 @@ def grown_model(kind: str, folder: Path | None = None) -> Path:
     return path
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -159,7 +159,7 @@ def main():
         help="the model quantised again to this type",
     )
     parser.add_argument("--folder", type=Path, help="another folder than the cache's")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     try:
         if args.grow:
             print(grown_model(args.grow, args.folder))

@@ -24,7 +24,7 @@ from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
 from tests.server.conftest import ask
 from tests.server.test_tool_choice import CHATML
 from tests.support import tiny
-from tests.support.fakes import FakeModel, fake_llm
+from tests.support.fakes import Asked, FakeModel, fake_llm
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -273,16 +273,14 @@ def test_an_answer_that_cannot_be_written_is_an_error_of_its_line(llm, tmp_path,
     ("error", "said"),
     [(ZeroDivisionError("a secret"), "ZeroDivisionError"), (InvalidOptionError("n_ctx", 1, "2"), "n_ctx is 1")],
 )  # fmt: skip
-def test_a_failure_of_the_model_is_that_of_its_line(llm, tmp_path, monkeypatch, error, said):
-    stream = type(llm).stream
-
-    def fail(self, prompt, *a, **b):
+def test_a_failure_of_the_model_is_that_of_its_line(llm, tmp_path, error, said):
+    def fail(prompt):
         if prompt == "cab":
             raise error
-        return stream(self, prompt, *a, **b)
 
-    monkeypatch.setattr(type(llm), "stream", fail)
-    results = answer(llm, tmp_path, [{"prompt": "ab"}, {"prompt": "cab"}, {"prompt": "ab"}])
+    results = answer(
+        Asked(llm, fail), tmp_path, [{"prompt": "ab"}, {"prompt": "cab"}, {"prompt": "ab"}]
+    )
     assert results[1]["error"]["code"] == "internal_error"
     assert said in results[1]["error"]["message"]
     assert "secret" not in results[1]["error"]["message"]

@@ -16,6 +16,7 @@ from gguf_spec.batch import Batch, BatchProgress, LineDefaults
 from gguf_spec.errors import BatchFileError
 from gguf_spec.runtime.stream import Stream
 from tests.batch.conftest import DEFAULTS, answer, of_openai, read, write
+from tests.support.fakes import Asked
 
 N = 30
 LINES = [
@@ -71,13 +72,12 @@ def test_it_continues_behind_any_byte(llm, tmp_path, right, n_bytes, monkeypatch
 
 def test_results_that_ended_early_are_kept_for_the_next_run(llm, tmp_path, right, monkeypatch):
     """The first line does not end before the run is stopped; later lines that ended are not answered again."""
-    first, asked, stream = threading.Event(), [], type(llm).stream
+    first, asked = threading.Event(), []
 
-    def slow(self, prompt, *a, **b):
+    def wait(prompt):
         asked.append(prompt)
         if len(asked) == 2:  # the first was to check the options
             first.wait(180)
-        return stream(self, prompt, *a, **b)
 
     n_failed = []
 
@@ -86,22 +86,17 @@ def test_results_that_ended_early_are_kept_for_the_next_run(llm, tmp_path, right
         first.set()
         raise ZeroDivisionError
 
-    monkeypatch.setattr(type(llm), "stream", slow)
     monkeypatch.setattr(run, "_AHEAD", 100)
     with pytest.raises(ZeroDivisionError):
-        go_on(llm, tmp_path, max_parallel=2, on_failed=stop)
+        go_on(Asked(llm, wait), tmp_path, max_parallel=2, on_failed=stop)
     out = tmp_path / "out.jsonl"
     assert out.read_bytes() == b""
     kept = (tmp_path / "out.jsonl.ahead").read_bytes().strip().splitlines()
     assert len(kept) == N - 4
-    monkeypatch.setattr(type(llm), "stream", stream)
     answered = []
-    monkeypatch.setattr(
-        type(llm), "stream", lambda self, prompt, *a, **b: answered.append(prompt) or stream(self, prompt, *a, **b)
-    )  # fmt: skip
     cut = (tmp_path / "out.jsonl.ahead").read_bytes()[:-9]
     (tmp_path / "out.jsonl.ahead").write_bytes(cut + b"\n7\tnonsense\nx\t{}\n")
-    go_on(llm, tmp_path, max_parallel=2)
+    go_on(Asked(llm, answered.append), tmp_path, max_parallel=2)
     assert out.read_bytes() == right
     # To check the options, the first line, the one whose record was cut, and the two of line 29.
     assert len(answered) == 5
@@ -138,25 +133,23 @@ def test_results_of_an_earlier_run_stay_until_they_are_in_the_file(llm, tmp_path
 def test_few_results_wait_for_an_earlier_one(llm, tmp_path, right, monkeypatch):
     """Others begin only as the first ends, when enough wait."""
     first, n_asked, most, n_calls = threading.Event(), itertools.count(), [0], itertools.count()
-    put, stream = run.Output.put, type(llm).stream
+    put = run.Output.put
 
     def watched(self, result):
         put(self, result)
         most.append(len(self.ahead))
 
-    def slow(self, prompt, *a, **b):
+    def wait(_):
         if next(n_asked) == 1:  # the first was to check the options
             first.wait(180)
-        return stream(self, prompt, *a, **b)
 
     def release(now):
         if next(n_calls) >= len(most):  # called while it waits, too: nothing else ends any more
             first.set()
 
     monkeypatch.setattr(run.Output, "put", watched)
-    monkeypatch.setattr(type(llm), "stream", slow)
     monkeypatch.setattr(run, "_AHEAD", 2)
-    go_on(llm, tmp_path, max_parallel=3, on_progress=release)
+    go_on(Asked(llm, wait), tmp_path, max_parallel=3, on_progress=release)
     assert 2 * 3 <= max(most) <= 2 * 3 + 2 * 3
     assert (tmp_path / "out.jsonl").read_bytes() == right
 

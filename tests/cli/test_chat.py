@@ -662,7 +662,7 @@ def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
     from gguf_spec.cli.chat import kept
     from gguf_spec.errors import SessionError
 
-    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     chats = kept.KeptChats()
     assert chats.listed() == "No chat is kept yet."
     with pytest.raises(SessionError, match="no chat is kept") as none:
@@ -677,7 +677,7 @@ def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
     assert (one.title, one.model, one.settings) == ("look [image]", "m", {"k": 3})
     assert one.messages[0]["content"] == "look [image]"
     for text in ("", "{", "[]", '{"conversations": [{}]}', '{"conversations": [{"messages": 5}]}'):
-        (tmp_path / "chats" / "0.json").write_text(text)
+        (chats.folder / "0.json").write_text(text)
         assert len(chats.newest()) == 1
     with pytest.raises(SessionError, match="there is no chat 2"):
         chats.number(2)
@@ -690,7 +690,7 @@ def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
 def test_a_long_title_of_a_chat_is_cut_at_a_word(tmp_path, monkeypatch):
     from gguf_spec.cli.chat import kept
 
-    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     chats = kept.KeptChats()
     long = "Which function parses the lines,\nand what does it return? Tell me."
     chats.write([{"role": "user", "content": long}, {"role": "assistant", "content": "x"}], "m", {})
@@ -702,7 +702,7 @@ def test_the_chat_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
     """A box without a battery begins in 1970: the newest chat is not taken for the oldest one."""
     from gguf_spec.cli.chat import kept
 
-    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(kept, "_MOST", 3)
     chats = kept.KeptChats()
     for i, now in enumerate((10**18, 10**18 + 1, 10**18 + 2, 5, 6)):
@@ -716,7 +716,7 @@ def test_chats_are_in_the_order_of_their_last_answers(tmp_path, monkeypatch):
     """With one time for all, and with a clock that goes back; the one continued is kept the longest."""
     from gguf_spec.cli.chat import kept
 
-    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(kept, "_MOST", 3)
     now = 10**18
     monkeypatch.setattr(kept.time, "time_ns", lambda: now)
@@ -739,7 +739,7 @@ def test_chats_are_in_the_order_of_their_last_answers(tmp_path, monkeypatch):
     chats.begin()
     answer("d")
     assert [one.title for one in chats.newest()] == ["d", "a", "c"], "b had the oldest answer"
-    (tmp_path / "chats" / "of another program.json").write_bytes(found[1].path.read_bytes())
+    (chats.folder / "of another program.json").write_bytes(found[1].path.read_bytes())
     assert [one.title for one in chats.newest()] == ["d", "a", "c", "c"]
     assert chats.number(2).title == "a"
     chats.write([{"role": "user", "content": "a"}], "m", {})

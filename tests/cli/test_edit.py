@@ -598,7 +598,7 @@ def test_a_text_with_the_name_of_an_end_token_does_not_end_there(tmp_path, old, 
 def test_the_patch_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
     from gguf_spec.cli import text_file
 
-    monkeypatch.setattr(text_file, "state_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(text_file, "_MOST_KEPT", 3)
     undo = text_file.Undo()
     for i in range(6):

@@ -216,7 +216,7 @@ def test_an_edited_file_is_the_old_or_the_new_one(tmp_path):
 PULL = "import sys; from gguf_spec.cli import main; sys.argv[0] = 'gguf-spec'; main()"
 
 
-def test_a_download_is_complete_or_missing(tmp_path, monkeypatch):
+def test_a_download_is_complete_or_missing(tmp_path, monkeypatch, set_hub):
     body = random.Random(1).randbytes(20_000_000)
     body = TARGET.read_bytes()[:4] + body[4:]
     with Hub() as hub:
@@ -225,9 +225,7 @@ def test_a_download_is_complete_or_missing(tmp_path, monkeypatch):
         for name, value in hub.environment(tmp_path / "home").items():
             monkeypatch.setenv(name, value)
         # read from HF_HOME once, by the first import in this process
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub")
-        )
+        set_hub(HF_HUB_CACHE=str(tmp_path / "home" / "hub"))
         arguments = ["models", "pull", "one", "--models-file", models]
         remove = [
             sys.executable,

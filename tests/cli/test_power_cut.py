@@ -303,7 +303,7 @@ for i in range(10**6):
 """
 
 
-def test_a_download(disk, tmp_path, monkeypatch):
+def test_a_download(disk, tmp_path, monkeypatch, set_hub):
     """A file that is not whole is never taken for one that was verified."""
     from gguf_spec.registry import download
 
@@ -316,7 +316,7 @@ def test_a_download(disk, tmp_path, monkeypatch):
         for folder, _ in cuts(disk, PULL, rate=0.03, env=env | {"MODELS": str(models)}):
             for name, value in hub.environment(folder).items():
                 monkeypatch.setenv(name, value)
-            monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+            set_hub(HF_HUB_CACHE=str(folder / "hub"))
             there = download.find("one", models)
             if there and download.verified("one", models):
                 assert there.read_bytes() == body

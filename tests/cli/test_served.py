@@ -157,7 +157,7 @@ def test_more_requests_at_once_than_the_server_runs(run, tmp_path):
 
 def test_a_server_whose_queue_is_full_is_not_taken(server, monkeypatch):
     """A command would wait without a word; the model is loaded, as without a server."""
-    monkeypatch.setattr(server._app.worker, "_most", -1)
+    monkeypatch.setattr(server.app.worker, "_most", -1)
     assert served(gguf_spec.models.path("tales"), LOADS, lambda: None) is None
 
 
@@ -166,19 +166,19 @@ def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
     """Its requests wait behind another one of the server, and end at once, with nothing loaded."""
     given = io.BytesIO(b'{"prompt": "Once", "max_tokens": 2}\n' * 3)
     endless = Sampling(seed=1, max_tokens=1900, ignore_eos=True)
-    monkeypatch.setattr(server._app.worker, "_step", lambda _=None: time.sleep(0.05))
+    monkeypatch.setattr(server.app.worker, "_step", lambda _=None: time.sleep(0.05))
     monkeypatch.setattr(LineDefaults, "check", lambda *_: None)  # one more request, of this thread
     with llm.stream("Once", endless) as other:
         assert next(other).tokens
-        monkeypatch.setattr(server._app.worker, "_most", most)
+        monkeypatch.setattr(server.app.worker, "_most", most)
 
         def interrupt(_):
-            if most < 0 or server._app.worker.n_waiting:
+            if most < 0 or server.app.worker.n_waiting:
                 raise KeyboardInterrupt
 
         with Batch(given, io.BytesIO()) as run, pytest.raises(KeyboardInterrupt):
             run.run(llm, on_progress=interrupt)
-        assert server._app.worker.n_running == 1 and llm.engine._loaded is None
+        assert server.app.worker.n_running == 1 and llm.engine._loaded is None
 
 
 def test_texts_that_depend_on_drafts_are_of_this_process(run):
@@ -204,7 +204,7 @@ def test_the_rule_of_a_server_is_not_that_of_its_commands(monkeypatch, tmp_path)
 def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
     """Other requests are before it: nothing is loaded, and the answer is that of the server."""
     wanted = llm.generate("Once", Sampling(seed=1, max_tokens=5)).text
-    worker, waits = server._app.worker, []
+    worker, waits = server.app.worker, []
     monkeypatch.setattr(worker, "_most", -1)
 
     def wait(seconds):
@@ -353,7 +353,7 @@ def test_a_cancelled_answer_ends_in_the_server_too(llm, server, monkeypatch):
         assert counts.total_s > counts.prompt_s > 0 and counts.tokens_per_s > 0
         assert counts.rounds > 0 and counts.verify_s > 0
         assert (stream.result.finish_reason, stream.result.seed) == ("cancelled", 1)
-    until(lambda: server._app.worker.n_running == 0)
+    until(lambda: server.app.worker.n_running == 0)
     assert sum(len(one.tokens) for one in sent if isinstance(one, Chunk)) < 1500
 
 
@@ -385,7 +385,7 @@ def test_the_file_can_be_read_by_its_owner_only(server, tmp_path):
 
 def test_the_facts_of_a_server_are_those_of_its_model(llm, server):
     """They cross the wall with their types, and nothing is loaded for them."""
-    (own,) = server._app._pool.loaded_llms()
+    (own,) = server.app._pool.loaded_llms()
     here = own.engine.facts
     there = running.unpack(json.loads(json.dumps(running.pack(here))))
     assert there == here and [*map(type, vars(there).values())] == [*map(type, vars(here).values())]

@@ -156,7 +156,7 @@ def closed_things(folder):
     GIVEN["path"] = [session]
     GIVEN["llm"] = [llm]
     GIVEN["input_ids"] = [np.array([1, 2], dtype=np.intc)]
-    model = llm._target
+    model = llm.engine.target
     part = PassPart(model, [1], 1)
     GIVEN["part"], GIVEN["parts"], GIVEN["header"] = [part], [[part]], [model.file.header]
     GIVEN["sequence"] = GIVEN["free"] = [model]

@@ -105,7 +105,7 @@ def main(folder, kind, n):
             following = names[i % len(names)]
             run = requests[following]
             try:
-                if not kept and llm._queue.first:
+                if not kept and llm.engine.queue.first:
                     raise AssertionError("the turn is still taken")
                 found = run() if i % 5 else in_another_thread(run)
             except Exception as error:

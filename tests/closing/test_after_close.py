@@ -102,7 +102,7 @@ def use_in_many_ways(llm, gguf_dir):
 
 def test_close_frees_all_memory_that_is_not_in_use(gguf_dir):
     llm = gguf_spec.load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", **OPTIONS)
-    natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
+    natives = [weakref.ref(model.native) for model in (llm.engine.target, llm.engine.pair.draft)]
     gc.disable()
     try:
         use_in_many_ways(llm, gguf_dir)
@@ -119,7 +119,7 @@ def test_close_frees_all_memory_that_is_not_in_use(gguf_dir):
 @pytest.mark.full
 def test_an_llm_that_is_dropped_frees_its_memory(gguf_dir):
     llm = gguf_spec.load(gguf_dir / "llama.gguf", None, **OPTIONS)
-    native = weakref.ref(llm._target.native)
+    native = weakref.ref(llm.engine.target.native)
     llm.generate("ab", SHORT)
     del llm
     gc.collect()

@@ -92,7 +92,7 @@ def test_dropping_a_stream_runs_no_python_code(tales, n_read):
     for _ in zip(range(n_read), streams[0], strict=False):
         pass
     assert way.places(streams.clear) == []
-    assert tales._queue.first is None
+    assert tales.engine.queue.first is None
 
 
 @pytest.mark.full
@@ -110,7 +110,7 @@ def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
     for place in way.places(send):
         with pytest.raises(KeyboardInterrupt) as kept:
             way.run(send, place)
-        assert tales._queue.first is None, described(place)
+        assert tales.engine.queue.first is None, described(place)
         assert send().text == right
         del kept
 
@@ -145,7 +145,9 @@ def test_a_close_that_is_interrupted_can_be_repeated(gguf_dir, stream_open):
     places = way.places(llm.close)
     for place in places:
         llm, stream = opened()
-        natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
+        natives = [
+            weakref.ref(model.native) for model in (llm.engine.target, llm.engine.pair.draft)
+        ]
         with contextlib.suppress(KeyboardInterrupt):
             way.run(llm.close, place)
         del stream
@@ -256,10 +258,10 @@ def test_an_interrupt_anywhere_in_listen_leaves_the_turn_to_the_engine_or_to_nob
             goes_on.clear()
             with contextlib.suppress(KeyboardInterrupt):
                 way.run(listen, place)
-            for job in llm._queue._jobs():
+            for job in llm.engine.queue._jobs():
                 n_computed += 1
-                assert llm._queue.first is job.ticket, described(place)
+                assert llm.engine.queue.first is job.ticket, described(place)
             goes_on.set()
             assert llm.generate("ab", sampling).tokens == right, described(place)
-            assert llm._queue.first is None, described(place)
+            assert llm.engine.queue.first is None, described(place)
     assert (len(places) > 200, n_computed > 3) == (True, True)

@@ -63,7 +63,7 @@ def all_is_free(request):
 @pytest.mark.full
 def test_close_ends_the_requests_that_run():
     llm = gguf_spec.load("tales", **OPTIONS)
-    native = weakref.ref(llm._target.native)
+    native = weakref.ref(llm.engine.target.native)
     with Beside(llm) as beside:
         llm.close()
     assert {one.finish_reason for one in beside.results} == {"cancelled"}
@@ -111,8 +111,8 @@ def test_a_stream_that_is_read_after_close():
 def test_an_llm_that_is_dropped_frees_its_memory(gguf_dir):
     options = OPTIONS | {"n_ctx": 128, "extra_bufts": False}
     llm = gguf_spec.load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", **options)
-    natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
-    thread = llm._queue._thread
+    natives = [weakref.ref(model.native) for model in (llm.engine.target, llm.engine.pair.draft)]
+    thread = llm.engine.queue._thread
     assert len(texts(llm)) == len(PROMPTS)
     stream = llm.stream("ab", SHORT)
     next(stream)
@@ -160,7 +160,7 @@ def test_a_program_that_leaves_something_open_ends(gguf_dir, what):
     """Python must not end the thread of the scheduler inside of a request: that crashes."""
     program = f"""
 import atexit, sys, threading
-atexit.register(lambda: print(llm._queue.n_running, "left"))  # called after those of the package
+atexit.register(lambda: print(llm.engine.queue.n_running, "left"))  # called after those of the package
 import gguf_spec
 from gguf_spec import Sampling
 llm = gguf_spec.load(sys.argv[1], None, threads=1, n_ctx=128, extra_bufts=False, parallel=4)
@@ -324,7 +324,7 @@ class Waiting:
         self.stream, self.chunks = llm.stream("a", SHORT), []
         self._thread = threading.Thread(target=lambda: self.chunks.extend(self.stream))
         self._thread.start()
-        while not llm._queue.n_waiting:
+        while not llm.engine.queue.n_waiting:
             time.sleep(0.001)
 
     def ended(self):
@@ -393,7 +393,7 @@ def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch,
     with Beside(llm, 2) as beside:
         with pytest.raises(RuntimeError, match="planted"):
             in_another_thread(lambda: llm.generate(PROMPTS[3], SHORT))
-        assert not any(pair.target.cached for pair in llm._queue._scheduler.free)
+        assert not any(pair.target.cached for pair in llm.engine.queue.scheduler.free)
     assert all(isinstance(one, gguf_spec.Completion) for one in beside.results)
 
 
@@ -402,7 +402,7 @@ def test_a_failed_pass_is_an_error_of_its_request(llm, right, monkeypatch):
     bad = llm.tokenize(PROMPTS[2])
 
     def failing(self, parts, *more):
-        if self is llm._target.context and any(
+        if self is llm.engine.target.context and any(
             part.n_rows and part.sequence.cached[: len(bad) - 1] == bad[:-1] for part in parts
         ):
             for part in parts:
@@ -435,7 +435,7 @@ def test_calls_wait_for_the_requests_that_run(llm, right, tmp_path):
 
     def looked_inside():
         with llm.models() as (target, _):
-            assert llm._queue.n_running == 0
+            assert llm.engine.queue.n_running == 0
             return len(target.logits([*target.cached[:1], 5], 1))
 
     for call in (
@@ -460,7 +460,7 @@ def test_calls_wait_for_the_requests_that_run(llm, right, tmp_path):
 
 def test_forget_empties_the_caches_of_all_slots(llm, right):
     texts(llm)
-    pairs = llm._queue._scheduler.pairs
+    pairs = llm.engine.queue.scheduler.pairs
     assert sum(pair.target.n_past > 0 for pair in pairs) > 1
     llm.forget()
     assert not any(slot.n_past for pair in pairs for slot in pair.slots)
@@ -475,14 +475,14 @@ def test_another_profile_is_that_of_the_next_requests(llm, right):
     profile = llm.profile
     llm.use_profile(replace(profile, exact_width=2))
     assert texts(llm) == right
-    side = llm._queue._scheduler._target
+    side = llm.engine.queue.scheduler.target
     assert side.context.widest == side.costs.widest == 2
     llm.restore(llm.snapshot())
     texts(llm)
-    assert llm._queue._scheduler._target.base is llm._pair.experiences["sampled"].target
+    assert llm.engine.queue.scheduler.target.base is llm.engine.pair.experiences["sampled"].target
     llm.use_profile(profile)
     texts(llm)
-    assert llm._queue._scheduler._target.context.widest == profile.widest(exact=True)
+    assert llm.engine.queue.scheduler.target.context.widest == profile.widest(exact=True)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_turns_are_in_the_order_of_the_requests():
     threads = []
     for i in range(5):
         threads += in_threads(lambda _, i=i: take(i), 1)
-        wait_until(lambda i=i: len(line._tickets) == i + 2)
+        wait_until(lambda i=i: len(line.tickets) == i + 2)
     assert order == []
     line.leave(first)
     line.leave(first)
@@ -67,12 +67,12 @@ def test_turns_are_in_the_order_of_the_requests():
 def test_a_ticket_removed_before_its_turn_and_one_never_called():
     line, first, second, third = Turns(), Ticket(), Ticket(), Ticket()
     line.join(first)
-    line._tickets.append(second)
+    line.tickets.append(second)
     threads = in_threads(lambda _: line.join(third), 1)
-    wait_until(lambda: third in line._tickets)
+    wait_until(lambda: third in line.tickets)
     line.leave(second)
     assert line.first is first
-    line._tickets.remove(first)  # as where Ctrl-C comes before the call
+    line.tickets.remove(first)  # as where Ctrl-C comes before the call
     join_all(threads)
     assert line.first is third
 
@@ -107,7 +107,7 @@ def test_an_error_in_a_round_that_is_a_value_error_is_not_taken_for_the_end(monk
     def fails(*_):
         raise InvalidOptionError("tokens", 1, "other ones")
 
-    monkeypatch.setattr(llm._target, "logits", fails)
+    monkeypatch.setattr(llm.engine.target, "logits", fails)
     with pytest.raises(InvalidOptionError):
         llm.generate("ab", FREE)
     monkeypatch.undo()
@@ -132,7 +132,7 @@ def test_waiting_requests_get_an_error_on_close():
     holder = in_threads(hold, 1)
     assert opened.wait(LIMIT_S)
     waiting = in_threads(wait, 4)
-    wait_until(lambda: len(llm._queue._tickets) == 5)
+    wait_until(lambda: len(llm.engine.queue.tickets) == 5)
     closers = in_threads(lambda _: llm.close(), 3)
     join_all([*closers, *waiting])
     assert len(raised) == 4
@@ -143,7 +143,7 @@ def test_waiting_requests_get_an_error_on_close():
 def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
     """The stream does not exist yet when `close` looks for it; `close` must not wait for an idle reader."""
     llm, begun, go, done = llm_of(), threading.Event(), threading.Event(), threading.Event()
-    monkeypatch.setattr(llm._pair, "check", lambda _: (begun.set(), go.wait(LIMIT_S)))
+    monkeypatch.setattr(llm.engine.pair, "check", lambda _: (begun.set(), go.wait(LIMIT_S)))
 
     def hold(_):
         stream = llm.stream("ab", FREE)
@@ -153,7 +153,7 @@ def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
     holder = in_threads(hold, 1)
     assert begun.wait(LIMIT_S)
     closer = in_threads(lambda _: llm.close(), 1)
-    wait_until(lambda: len(llm._queue._tickets) == 2)
+    wait_until(lambda: len(llm.engine.queue.tickets) == 2)
     go.set()
     join_all(closer)
     done.set()
@@ -182,7 +182,7 @@ def test_close_during_a_round_of_the_same_thread_is_refused():
 def test_what_waits_for_its_turn_does_not_run_after_the_end():
     """Such as an embedding or a session: it would use models that are freed."""
     with llm_of() as llm:
-        queue, ticket, outcomes = llm._queue, Ticket(), []
+        queue, ticket, outcomes = llm.engine.queue, Ticket(), []
         queue.take(ticket)
 
         def wait(_):
@@ -192,7 +192,7 @@ def test_what_waits_for_its_turn_does_not_run_after_the_end():
                 outcomes.append("refused")
 
         threads = in_threads(wait, 1)
-        wait_until(lambda: len(queue._tickets) == 2)
+        wait_until(lambda: len(queue.tickets) == 2)
         queue.is_closed = True
         queue.leave(ticket)
         join_all(threads)

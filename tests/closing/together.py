@@ -15,8 +15,8 @@ PROMPTS = ["Once upon a time", "The fox", "A king", "The old woman said", "In th
 def free(llm):
     """Whether nothing runs, once the turn was given."""
     llm.snapshot()
-    runner, scheduler = llm._queue, llm._queue._scheduler
-    idle = runner.n_running == runner.n_waiting == 0 and llm._queue.first is None
+    runner, scheduler = llm.engine.queue, llm.engine.queue.scheduler
+    idle = runner.n_running == runner.n_waiting == 0 and llm.engine.queue.first is None
     return idle and (scheduler is None or scheduler.free == scheduler.pairs)
 
 

@@ -583,11 +583,11 @@ def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
 
     stream = ours(PROMPTS[0], stream=True, temperature=0.8, max_tokens=0)
     next(stream)
-    assert ours._llm._queue.first
+    assert ours._llm.engine.queue.first
     del stream
     gc.collect()
     ours._llm.snapshot()  # it waits for the turn
-    assert ours._llm._queue.first is None
+    assert ours._llm.engine.queue.first is None
     assert len(n) < 100
 
 

@@ -53,7 +53,7 @@ def test_texts_of_a_batch_are_those_of_separate_requests(alone, llm, monkeypatch
     n_passes, n_rows = counted(llm)
     assert n_rows > 2 * n_passes, "hardly a pass was common"
     llm.snapshot()  # has the turn once all have ended
-    assert llm._queue.n_running == llm._queue.n_waiting == 0
+    assert llm.engine.queue.n_running == llm.engine.queue.n_waiting == 0
 
 
 def test_every_option_comes(llm):
@@ -131,7 +131,7 @@ def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, 
     with gguf_spec.load(quantized, draft, threads=1, n_ctx=N_CTX, parallel=4) as llm:
         assert llm.profile.exact_width == width < 65
         assert llm.generate_many(["a", "b"], Sampling(max_tokens=2, seed=1))
-        assert llm._queue._scheduler._target.context.widest == width
+        assert llm.engine.queue.scheduler.target.context.widest == width
 
 
 @pytest.mark.few(1)

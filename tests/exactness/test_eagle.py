@@ -159,7 +159,7 @@ def test_statistics_are_those_of_the_head(folder):
     with loaded(folder) as llm:
         texts(llm, k=1, drafter="eagle3", adaptive=False)
     with loaded(folder) as llm:
-        seen = llm._pair.experiences["greedy"].chances.to_list()
+        seen = llm.engine.pair.experiences["greedy"].chances.to_list()
         places = {name: sum(one[3] for one in seen if one[0] == name) for name in ("model", *HEADS)}
         assert places["model"] == places["mtp"]
         assert places["eagle3"] > places["mtp"] + 20

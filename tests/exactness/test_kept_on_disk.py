@@ -182,11 +182,11 @@ def test_one_byte_between_the_samples(tmp_path):
     (tmp_path / "b" / "model.gguf").write_bytes(data)
     expected = kept_text(tmp_path / "kept", target=tmp_path / "a" / "model.gguf")
     with load(tmp_path / "kept", tmp_path / "b" / "model.gguf") as llm:
-        llm._kept.disk.flush()
+        llm.engine.kept.disk.flush()
         assert answer(llm, WHOLE)[1] == 0
     copy = shutil.copy(tmp_path / "a" / "model.gguf", tmp_path / "copy.gguf")
     with load(tmp_path / "kept", copy) as llm:
-        llm._kept.disk.flush()
+        llm.engine.kept.disk.flush()
         assert answer(llm, WHOLE) == (expected, len(llm.tokenize(WHOLE)) - 1)
 
 
@@ -216,7 +216,7 @@ def test_a_state_is_that_of_its_pieces(folder, name, parallel):
         cut = []
         for one in (text, text + " of the of the"):
             llm.generate(one, sampling)
-            cache = next(one.target for one in llm._pair.slots if one.target.n_past)
+            cache = next(one.target for one in llm.engine.pair.slots if one.target.n_past)
             assert isinstance(cache, CachedSequence)
             state = cache.state()
             cut.append((take_apart(cache, state), len(cache.cached)))
@@ -385,12 +385,12 @@ def test_two_programs_at_once(tmp_path):
     """Both keep and find, and share what begins alike."""
     with load(tmp_path) as one, load(tmp_path, parallel=2) as other:
         first = answer(one, WHOLE)
-        one._kept.disk.flush()
+        one.engine.kept.disk.flush()
         n_files = len(files(tmp_path))
         second = answer(other, WHOLE)
         assert second[0] == first[0]
         assert second[1] > 64
-        other._kept.disk.flush()
+        other.engine.kept.disk.flush()
         assert len(files(tmp_path)) == n_files
         other.forget()
         assert not files(tmp_path)
@@ -430,16 +430,16 @@ def test_off_by_default(tmp_path, monkeypatch):
     for keep in (None, 0, "0", ""):
         with load(keep) as llm:
             answer(llm, WHOLE)
-            assert llm._kept.disk is None
+            assert llm.engine.kept.disk is None
     assert not (tmp_path / "kept").exists()
 
 
 def test_what_copies_for_longer_than_it_saves_is_kept_at_the_end_only(tmp_path, monkeypatch):
     expected = None
     with load(tmp_path) as llm:
-        monkeypatch.setattr(type(llm._kept), "_pays", lambda *_, **__: False)
+        monkeypatch.setattr(type(llm.engine.kept), "_pays", lambda *_, **__: False)
         expected = answer(llm, WHOLE)[0]
-        llm._kept.disk.flush()
+        llm.engine.kept.disk.flush()
         assert not files(tmp_path)
     monkeypatch.undo()
     assert files(tmp_path)
@@ -464,7 +464,7 @@ def test_a_cancelled_request_keeps_what_it_read(tmp_path):
         next(stream)
         stream.cancel()
         assert [*stream][-1].finish_reason == "cancelled"
-        llm._kept.disk.flush()
+        llm.engine.kept.disk.flush()
         assert files(tmp_path)
 
 
@@ -475,7 +475,7 @@ def test_what_is_forgotten_is_removed(tmp_path):
     of_other = {*files(tmp_path / "kept")}
     with load(tmp_path / "kept") as llm:
         answer(llm, WHOLE)
-        llm._kept.disk.flush()
+        llm.engine.kept.disk.flush()
         assert {*files(tmp_path / "kept")} > of_other
         llm.forget()
         assert {*files(tmp_path / "kept")} == of_other

@@ -137,7 +137,7 @@ def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files,
         waiting.clear()
         with ThreadPoolExecutor(2) as pool:
             found = [pool.submit(outcome, llm, copied)]
-            while not llm._queue.n_waiting:  # the copy comes first
+            while not llm.engine.queue.n_waiting:  # the copy comes first
                 time.sleep(0.01)
             found.append(pool.submit(outcome, llm, restored))
             for _ in stream:

@@ -45,7 +45,7 @@ def exact_distribution(target, prompt):
 
 def sampled(llm, prompt, rule, n, k=K, seed=11):
     """Counts of the first M tokens over `n` sequences through the real engine."""
-    target, draft = llm._target, llm._draft
+    target, draft = llm.engine.target, llm.engine.pair.draft
     rng = SeededRng(seed)
     chain = sampler(rng, **CHAIN)
     guess = (
@@ -79,7 +79,7 @@ def excess(counts, distribution, n):
 @pytest.fixture(scope="module")
 def opening(tales):
     prompt = tales.tokenize("Once upon a time there was a")
-    return prompt, exact_distribution(tales._target, prompt)
+    return prompt, exact_distribution(tales.engine.target, prompt)
 
 
 def test_the_distribution_depends_on_earlier_tokens(opening):
@@ -145,8 +145,8 @@ def compare(llm, prompts, ks, n_tokens):
             n_texts += 1
             at = first_difference(plain.tokens, burst.tokens)
             if at is not None:
-                row = rows_at_width(llm._target, [*ids, *plain.tokens[:at]], len(ids), 1)[-1]
-                allowed = noise(llm._target, ids, list(plain.tokens))
+                row = rows_at_width(llm.engine.target, [*ids, *plain.tokens[:at]], len(ids), 1)[-1]
+                allowed = noise(llm.engine.target, ids, list(plain.tokens))
                 assert gap(row) <= allowed, (
                     f"{text!r}, k = {k}: token {at} differs, gap {gap(row):.4f}, noise {allowed:.4f}"
                 )
@@ -203,10 +203,10 @@ def test_greedy_text_of_fifty_prompts_through_the_command_line(tales, prompts, c
             if one["text"] != results[0]["text"]:
                 ids = tales.tokenize(prompt)
                 at = first_difference(results[0]["tokens"], one["tokens"])
-                row = rows_at_width(tales._target, [*ids, *results[0]["tokens"][:at]], len(ids), 1)[
-                    -1
-                ]
-                assert gap(row) <= noise(tales._target, ids, results[0]["tokens"])
+                row = rows_at_width(
+                    tales.engine.target, [*ids, *results[0]["tokens"][:at]], len(ids), 1
+                )[-1]
+                assert gap(row) <= noise(tales.engine.target, ids, results[0]["tokens"])
                 near_ties += 1
     with capsys.disabled():
         print(

@@ -80,12 +80,14 @@ def test_the_text_is_the_plain_one(tales, prompts, options):
 
 def test_a_drafter_that_differs_in_all_ways(tales, prompts, monkeypatch):
     """Negated rows of the draft: it is never right, and changes no text."""
-    draft = type(tales._draft)
+    draft = type(tales.engine.pair.draft)
     right = draft.logits
     monkeypatch.setattr(
         draft,
         "logits",
-        lambda self, *args: -right(self, *args) if self is tales._draft else right(self, *args),
+        lambda self, *args: (
+            -right(self, *args) if self is tales.engine.pair.draft else right(self, *args)
+        ),
     )
     _, _, rounds, plain_rounds = compare(tales, prompts[:2], Sampling(max_tokens=30), ks=(4,))
     assert rounds > 0.95 * plain_rounds

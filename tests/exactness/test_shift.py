@@ -138,7 +138,7 @@ def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, 
     """Random prompts with one to three shifts: tokens and log-probabilities, with caches as they were left."""
     options = {"threads": 1, "n_ctx": N_CTX + 64, "kv_type": "f32"}  # f16 hides last bits
     with gguf_spec.load(*pair_of(tmp_path, kind), **options) as llm:
-        target, pieces = llm._target, [64, 128, llm._target.reads_at_once]
+        target, pieces = llm.engine.target, [64, 128, llm.engine.target.reads_at_once]
         if not target.exactness.grid:
             pieces += [1, 7, 50]
         text = llm.tokenize(" ".join(bundled_prompts())) * 2

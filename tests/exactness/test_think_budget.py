@@ -23,7 +23,7 @@ SOME = ("greedy", "no filter", "defaults", "penalties", "dry", "bias", "grammar"
 
 @pytest.fixture
 def thinker(tales, monkeypatch):
-    monkeypatch.setattr(tales._target.weights, "chat_template", TEMPLATE)
+    monkeypatch.setattr(tales.engine.target.weights, "chat_template", TEMPLATE)
     return tales
 
 

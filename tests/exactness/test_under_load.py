@@ -110,7 +110,7 @@ def test_requests_that_fail_only_in_a_batch_are_reported(llm, prompts, monkeypat
     decode = Context.decode
 
     def failing(self, parts, *more):
-        if sum(one.task is not None for one in llm._queue._scheduler.pairs) > 2:
+        if sum(one.task is not None for one in llm.engine.queue.scheduler.pairs) > 2:
             raise DecodeError(-3, 1, 1, "planted")
         return decode(self, parts, *more)
 

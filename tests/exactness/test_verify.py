@@ -211,11 +211,11 @@ def test_rounding_noise_is_not_taken_for_a_broken_batch_path(prompts, stock_kern
         assert "of the logits' spread apart" in check.found
         for wrong in (1 / 40, 40):
             profile = llm.profile
-            llm._pair.profile = replace(
+            llm.engine.pair.profile = replace(
                 profile, noise={width: noise * wrong for width, noise in profile.noise.items()}
             )
             assert "profile allows" in check_rows(llm, WAYS.values()).faults[0]
-            llm._pair.profile = profile
+            llm.engine.pair.profile = profile
 
 
 def test_how_far_rows_are_apart():

@@ -87,7 +87,7 @@ def check_costs_decide(llm, kind, least, monkeypatch):
             llm.profile, target=passes, draft=draft, token_s=0.0, proposal_s=0.0, steady=True,
             checked=True, right=((9.0, 10.0),) * len(llm.profile.right), exact_width=65,
         )  # fmt: skip
-        llm._pair.use_profile(known)
+        llm.engine.pair.use_profile(known)
         results = texts(llm, drafter=kind)
         drafted.append(sum(one.stats.n_drafted for one in results))
     assert drafted[0] > least

@@ -1,7 +1,5 @@
 """The model that is taken if none is named."""
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
@@ -15,12 +13,13 @@ from tests.support import tiny
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, set_hub):
     """A home without models, where models of some kilobytes count as larger than the default."""
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    set_hub(HF_HUB_CACHE=str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
     monkeypatch.setattr(module, "_least_bytes", lambda entry: 1000)
     return tmp_path / "home"

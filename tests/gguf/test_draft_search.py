@@ -17,7 +17,6 @@ from gguf_spec.llama.context import Context
 from gguf_spec.llama.native import Native
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry import download
-from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import draft_search
 from gguf_spec.runtime.draft_search import candidates, choose
@@ -33,7 +32,7 @@ OTHER_TOKENS = [*tiny.TOKENS[:40], "another", *tiny.TOKENS[41:]]
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, set_hub):
     """An empty home folder."""
     for name in (
         "HF_HOME",
@@ -45,8 +44,8 @@ def home(tmp_path, monkeypatch):
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "home/.cache/huggingface/hub")
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    set_hub(HF_HUB_CACHE=str(tmp_path / "home/.cache/huggingface/hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
     return tmp_path / "home"
 
@@ -376,10 +375,10 @@ def test_a_declared_draft_that_does_not_fit_is_read_once(home, target, tmp_path,
 
 
 def test_a_pair_that_does_not_fit_is_refused_before_anything_is_loaded(
-    home, target, steps, monkeypatch
+    home, target, steps, free_memory
 ):
     right = put(target.parent / "right.gguf", tiny.llama(n_layer=4))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    free_memory(1000)
     with pytest.raises(
         gguf_spec.errors.NotEnoughMemoryError, match=r"target\.gguf and right\.gguf"
     ):

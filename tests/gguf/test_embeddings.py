@@ -301,20 +301,20 @@ def test_generation_is_refused(folder):
         gguf_spec.load(folder / "llama.gguf", folder / "bert.gguf", **PLAIN)
 
 
-def test_not_enough_memory(folder, monkeypatch):
+def test_not_enough_memory(folder, monkeypatch, free_memory):
     with gguf_spec.load(folder / "llama.gguf", None, n_ctx=4096, **PLAIN) as llm:
         text = llm.generate("abc", GREEDY).tokens
-        monkeypatch.setattr(memory, "available_bytes", lambda: 8 << 20)
+        free_memory(8 << 20)
         with pytest.raises(NotEnoughMemoryError, match="texts of 512 tokens would fit") as caught:
             llm.embed("a" * 4000)
         assert caught.value.needed_bytes > 8 << 20 and "shorten the texts" in caught.value.hint
-        monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
+        free_memory(1 << 20)
         with pytest.raises(NotEnoughMemoryError, match="not even short texts fit"):
             llm.embed("a")
         monkeypatch.undo()
         assert llm.embed("a").shape == (1, 64)
         assert llm.generate("abc", GREEDY).tokens == text
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
+    free_memory(1 << 20)
     with pytest.raises(NotEnoughMemoryError, match=r"bert.gguf needs .* of memory; .* are free"):
         gguf_spec.load(folder / "bert.gguf", **PLAIN)
 
@@ -354,7 +354,7 @@ def test_close_in_the_middle(folder):
         if now.done and not threads:
             threads.append(threading.Thread(target=llm.close))
             threads[0].start()
-            while not llm._queue.is_closed:
+            while not llm.engine.queue.is_closed:
                 pass
 
     with pytest.raises(ClosedError):

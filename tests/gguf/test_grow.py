@@ -186,8 +186,7 @@ def test_more_layers_than_the_shape_has(tmp_path, monkeypatch, capsys):
         "--folder",
         str(tmp_path),
     ]
-    monkeypatch.setattr(sys, "argv", ["grow_gguf.py", *words])
-    main()
+    main(words)
     path = Path(capsys.readouterr().out.strip())
     assert path.name == f"precise-135M-2L-small-{len(tiny.TOKENS)}-F32.gguf"
     assert np.abs(rows(path)[1] - rows(source)[1]).max() < 0.05
@@ -296,11 +295,9 @@ def test_what_does_not_fit_is_refused(tmp_path, shape, n_vocab, why):
 def test_the_command_prints_the_path_or_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(SHAPES, "135M", WIDE)
-    monkeypatch.setattr(sys, "argv", ["grow_gguf.py", "135M", "--from", "draft", "--vocab", "5000"])
-    main()
+    main(["135M", "--from", "draft", "--vocab", "5000"])
     path = Path(capsys.readouterr().out.strip())
     assert path == tmp_path / "gguf-spec" / "grown" / "grown-135M-draft-5000-Q4_0.gguf"
     assert path.exists()
-    monkeypatch.setattr(sys, "argv", ["grow_gguf.py", "135M", "--vocab", "10"])
     with pytest.raises(SystemExit, match="has 4,096 tokens, more than 10"):
-        main()
+        main(["135M", "--vocab", "10"])

@@ -126,7 +126,7 @@ import json, sys
 from pathlib import Path
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.doctor.installation import build_features
+from gguf_spec.llama.backend import build_features
 from gguf_spec.llama import own_kernels
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.gguf.validation import read_header

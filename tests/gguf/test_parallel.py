@@ -68,7 +68,7 @@ def test_auto_follows_the_measured_costs(gguf_dir):
             4,
             "the usual number: no costs were measured yet",
         )
-        target = llm._target
+        target = llm.engine.target
         for pass_s, n in (({1: 0.01, 65: 0.01}, 16), ({1: 0.01, 65: 0.65}, 4)):
             measured = replace(llm.profile, target=pass_s, target_depth={}, guessed=())
             assert write_profile(target, None, measured)
@@ -88,7 +88,7 @@ def test_a_gap_needs_other_requests(gguf_dir):
         with pytest.raises(gguf_spec.errors.InvalidOptionError, match="max_gap"):
             gguf_spec.load(path, None, parallel=2, max_gap=wrong, **PLAIN)
     with gguf_spec.load(path, None, parallel=2, max_gap=0.5, **PLAIN) as llm:
-        assert llm._pair.scheduler()._max_gap == 0.5
+        assert llm.engine.pair.scheduler()._max_gap == 0.5
 
 
 @pytest.mark.parametrize("wrong", [0, 65, "many", 1.5])
@@ -126,7 +126,7 @@ def test_a_request_whose_reader_is_behind_waits(gguf_dir):
         right = llm.generate("abc", long).tokens
         stream = llm.stream("abc", long)
         said = [*next(stream).tokens]
-        (job,) = llm._queue._running
+        (job,) = llm.engine.queue._running
         in_another_thread(lambda: llm.generate("ab", long))
         assert job._out.qsize() == _MOST_UNREAD
         said += [token for chunk in stream for token in chunk.tokens]
@@ -137,10 +137,10 @@ def test_a_cancelled_request_whose_reader_is_behind_ends(gguf_dir):
     with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
         stream = llm.stream("abc", Sampling(seed=1, max_tokens=None, ignore_eos=True))
         next(stream)
-        (job,) = llm._queue._running
+        (job,) = llm.engine.queue._running
         in_another_thread(lambda: llm.generate("ab", Sampling(max_tokens=150, ignore_eos=True)))
         assert job.task.is_parked
-        llm._queue.cancel()
+        llm.engine.queue.cancel()
         in_another_thread(lambda: llm.generate("ab", Sampling(max_tokens=9, ignore_eos=True)))
         assert job.has_ended
         assert [chunk.finish_reason for chunk in stream][-1] == "cancelled"
@@ -173,11 +173,11 @@ def test_a_request_that_waits_for_slots_is_cancelled_at_once(gguf_dir):
         found = []
         thread = threading.Thread(target=lambda: found.append(read()), daemon=True)
         thread.start()
-        until(lambda: made and llm._queue._queue)
+        until(lambda: made and llm.engine.queue._queue)
         made[0].cancel()
         thread.join(180)
         assert found == [["cancelled"]]
-        assert llm._queue.n_running == 2
+        assert llm.engine.queue.n_running == 2
 
 
 def test_no_request_is_started_before_a_turn_that_is_awaited(gguf_dir, tmp_path):
@@ -196,9 +196,9 @@ def test_no_request_is_started_before_a_turn_that_is_awaited(gguf_dir, tmp_path)
 
         threads = [threading.Thread(target=work, daemon=True) for work in (save, generate)]
         threads[0].start()
-        until(lambda: len(llm._queue._tickets) == 2)
+        until(lambda: len(llm.engine.queue.tickets) == 2)
         threads[1].start()
-        until(lambda: llm._queue._queue or order)
+        until(lambda: llm.engine.queue._queue or order)
         list(stream)
         for thread in threads:
             thread.join(180)
@@ -249,7 +249,7 @@ def test_preparing_slots_changes_no_row_of_the_others(gguf_dir, monkeypatch):
         monkeypatch.setattr(request_queue, "prepare_slot", choose)
         other = threading.Thread(target=llm.generate, args=("ab", SAMPLINGS[1]), daemon=True)
         other.start()
-        until(lambda: llm._queue.n_waiting)
+        until(lambda: llm.engine.queue.n_waiting)
         goes_on.set()
         thread.join(180)
         other.join(180)
@@ -270,7 +270,9 @@ def test_a_stream_that_is_run_to_its_end(gguf_dir, parallel):
             assert stream.run_to_end(call).tokens == right.tokens
         assert [token for chunk in came for token in chunk.tokens] == [*right.tokens]
         assert [chunk.finish_reason for chunk in came] == [None] * (len(came) - 1) + ["length"]
-        assert threads == {llm._queue._thread.ident if parallel > 1 else threading.get_ident()}
+        assert threads == {
+            llm.engine.queue._thread.ident if parallel > 1 else threading.get_ident()
+        }
         came.clear()
         stream = llm.stream(PROMPTS[0], SAMPLINGS[0])
         first = next(stream)

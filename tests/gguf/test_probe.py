@@ -114,14 +114,16 @@ def test_another_library_or_machine_is_probed_again(child, monkeypatch):
 def test_models_are_loaded_by_the_result_of_the_probe(child, gguf_dir, code, works):
     child(code)
     with gguf_spec.load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1) as llm:
-        assert [model.options.extra_bufts for model in (llm._target, llm._draft)] == [works, works]
+        assert [
+            model.options.extra_bufts for model in (llm.engine.target, llm.engine.pair.draft)
+        ] == [works, works]
         assert llm.generate("Once").finish_reason
 
 
 def test_no_probe_where_the_caller_decides(child, gguf_dir):
     child(DIES)
     with gguf_spec.load(gguf_dir / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
-        assert llm._target.options.extra_bufts is True
+        assert llm.engine.target.options.extra_bufts is True
     assert not own_kernels.repacking_result().exists()
 
 

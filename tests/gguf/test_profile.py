@@ -39,7 +39,6 @@ def load(**options):
 
 @pytest.mark.full
 def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured, monkeypatch):
-    monkeypatch.setattr(profile_files, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
     with load() as llm:
         llm.measure()
@@ -58,7 +57,6 @@ def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured
 @pytest.mark.full
 def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measured, monkeypatch):
     count = profile_files.measure
-    monkeypatch.setattr(profile_files, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(
         profile_files, "measure", lambda *args: replace(count(*args), steady=True, checked=False)
     )
@@ -66,7 +64,7 @@ def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measure
         llm.measure()
         assert not llm.profile.checked
         llm.generate("Once upon a time", Sampling(max_tokens=60, temperature=0))
-        learned = llm._pair.experiences["greedy"].target
+        learned = llm.engine.pair.experiences["greedy"].target
         assert learned.n_checks >= 1  # more beside other programs, whose costs contradict the first
         costs = list(learned.base)
     with load() as llm:
@@ -75,7 +73,7 @@ def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measure
         confirmed = {1, 2, 4} & llm.profile.target.keys()
         assert 1 in confirmed
         assert [llm.profile.target[n] for n in confirmed] == [costs[n] for n in confirmed]
-        assert not llm._pair.experiences["greedy"].target.width_to_check(1, 33, 0.9, 0.0)
+        assert not llm.engine.pair.experiences["greedy"].target.width_to_check(1, 33, 0.9, 0.0)
     assert len(measured) == 1
 
 
@@ -123,10 +121,10 @@ def test_a_profile_that_cannot_be_stored_is_still_used(cache, measured):
 def test_learned_statistics_are_kept_and_damaged_ones_ignored(cache):
     with load() as llm:
         llm.generate("Once", Sampling(temperature=0.0, max_tokens=40))
-        learned = llm._pair.experiences["greedy"].chances.to_list()
+        learned = llm.engine.pair.experiences["greedy"].chances.to_list()
     (path,) = (cache / "experience").iterdir()
     with load() as llm:
-        again = llm._pair.experiences["greedy"].chances.to_list()
+        again = llm.engine.pair.experiences["greedy"].chances.to_list()
     assert [hits / places for *_, hits, places in again] == pytest.approx(
         [hits / places for *_, hits, places in learned]
     )
@@ -266,7 +264,7 @@ def test_a_damaged_partial_record_begins_again(cache, measured, soon):
     for damage in [*damages, json.dumps(whole | {"guessed": ["2"]})]:
         path.write_text(damage, encoding="utf-8")
         with load(draft="ngram") as llm:
-            assert llm.profile.guessed == tuple(profiler._USUAL), damage
+            assert llm.profile.guessed == tuple(profiler.USUAL), damage
             llm.generate("One", Sampling(max_tokens=8, seed=1))
         assert set(record(cache)["guessed"]) == set(whole["guessed"]), damage
     assert measured == []
@@ -283,7 +281,7 @@ def test_an_answer_beside_other_programs_is_no_record(cache):
     one |= {"target": one["target"] | {"2": one["target"]["1"] / 9}, "guessed": [16, 33, 65]}
     path.write_text(json.dumps(one | {"checked": True}), encoding="utf-8")
     with load(draft="ngram") as llm:
-        assert llm.profile.guessed == tuple(profiler._USUAL)
+        assert llm.profile.guessed == tuple(profiler.USUAL)
         assert not llm.profile.checked
 
 
@@ -304,7 +302,6 @@ def test_costs_that_are_wanted_whole_are_measured(cache, measured):
 @pytest.mark.full
 def test_several_requests_at_once_have_measured_costs(cache, measured, monkeypatch):
     """Their number and their turns follow these; shared passes would never show them."""
-    monkeypatch.setattr(profile_files, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
     with load(draft="ngram") as llm:
         llm.generate("One", Sampling(max_tokens=8, seed=1))

@@ -162,7 +162,7 @@ def test_pieces_end_on_the_grid_where_ends_matter(gguf_dir, pieces, monkeypatch)
         return found
 
     with gguf_spec.load(gguf_dir / "llama.gguf", None, **PLAIN, **IN_TURNS) as llm:
-        llm._target.context.exactness = Exactness(grid=64)
+        llm.engine.target.context.exactness = Exactness(grid=64)
         monkeypatch.setattr(Context, "decode", decode_some)
         together(llm, REQUESTS)
     whole = {n - 1 for n in LENGTHS}

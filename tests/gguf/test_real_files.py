@@ -256,7 +256,8 @@ def test_a_real_file_is_quantised_and_drafts_for_itself(path, tmp_path, monkeypa
     """The smaller copy lies beside the target, so `-d auto` finds it there."""
     from gguf_spec.quantize import quantize
 
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
     (tmp_path / "target.gguf").symlink_to(path)
     quantize(path, tmp_path / "small.gguf", "q2_k", threads=2)
     assert (tmp_path / "small.gguf").stat().st_size < path.stat().st_size

@@ -359,7 +359,9 @@ def test_the_grammar_sees_all_text_of_the_answer(tmp_path):
 
 def test_the_budget_holds_over_a_context_shift(qwen35):
     """The kept half begins inside of the answer; it is not reasoning again."""
-    with gguf_spec.load(qwen35._target.path, None, threads=1, n_ctx=64, extra_bufts=False) as short:
+    with gguf_spec.load(
+        qwen35.engine.target.path, None, threads=1, n_ctx=64, extra_bufts=False
+    ) as short:
         sampling = replace(
             GREEDY, think_budget=2, overflow="shift", max_tokens=150, ignore_eos=True
         )

@@ -477,7 +477,7 @@ def test_sequences_get_consecutive_ids_when_others_end(models, passes, parked):
     run(scheduler)
     assert all(task.is_right(models[1]) for task in tasks)
     assert [pair.target.index for pair in scheduler.pairs] == [0, 1, 2, 3]
-    assert [slot.index for slot in scheduler._target.context.sequences] == [0, 1, 2, 3]
+    assert [slot.index for slot in scheduler.target.context.sequences] == [0, 1, 2, 3]
 
 
 def test_sequences_stay_where_moves_do_not_pay(models, monkeypatch):

@@ -27,7 +27,8 @@ def with_template(path, template, **metadata):
 def written(ids, llm):
     """Return ids as text, special tokens by name."""
     return "".join(
-        tiny.TOKENS[i] if i >= tiny.END else llm._target.weights.piece(i).decode() for i in ids
+        tiny.TOKENS[i] if i >= tiny.END else llm.engine.target.weights.piece(i).decode()
+        for i in ids
     )
 
 

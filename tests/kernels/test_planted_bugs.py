@@ -12,6 +12,7 @@ import pytest
 from gguf_spec.llama import own_kernels
 from gguf_spec.quantize import quantize
 from gguf_spec.system.files import write_json
+from gguf_spec.system.machine import is_x86
 from tests.gguf.test_near_ties import TALES
 from tests.support import children, tiny
 
@@ -148,7 +149,7 @@ def test_the_self_test_finds_bugs_of_tiles(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_self_test_finds_bugs_of_many_rows(tmp_path, monkeypatch):
-    if not own_kernels.is_x86():
+    if not is_x86():
         pytest.skip("these kernels are for x86-64")
     library, names = library_with(OF_MANY_ROWS, tmp_path)
     monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))

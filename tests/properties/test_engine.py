@@ -144,7 +144,7 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def the_caches_hold_what_was_emitted(self):
-        target, draft = self.llm._target.cached, self.llm._draft.cached
+        target, draft = self.llm.engine.target.cached, self.llm.engine.pair.draft.cached
         if self.stream is None or not self.chunks:
             return
         said = self.prompt + self.emitted

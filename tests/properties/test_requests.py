@@ -62,7 +62,7 @@ class Requests(RuleBasedStateMachine):
         """Return the tokens of a request alone, from empty caches."""
         key = prompt, repr(sampling)
         if key not in self.known:
-            self.reference._target.forget()
+            self.reference.engine.target.forget()
             self.known[key] = self.reference.generate(prompt, sampling, speculation=WAYS[0]).tokens
         return self.known[key]
 
@@ -125,10 +125,10 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def all_is_as_listed(self):
         """Looked at with the turn: requests whose streams were dropped may still run."""
-        self.llm._queue.in_turn(lambda: (self.check_caches(), self.check_memory()))
+        self.llm.engine.queue.in_turn(lambda: (self.check_caches(), self.check_memory()))
 
     def check_caches(self):
-        for pair in self.llm._pair.slots:
+        for pair in self.llm.engine.pair.slots:
             for slot in pair.slots:
                 last = slot.native.cache(C.llama_memory_seq_pos_max, slot.index)
                 assert slot.n_past == len(slot.cached)
@@ -136,7 +136,7 @@ class Requests(RuleBasedStateMachine):
                 assert last + 1 == slot.n_past or (slot.recurrent and last >= slot.n_past)
 
     def check_memory(self):
-        store = self.llm._kept
+        store = self.llm.engine.kept
         assert store._keys == sorted(store._kept)
         assert store._n_bytes == sum(one.n_bytes for one in store._kept.values()) <= store._limit
         assert all(_key(one.target.tokens) == key for key, one in store._kept.items())

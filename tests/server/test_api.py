@@ -166,7 +166,7 @@ def test_options_of_sampling(client, tales, fields):
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_the_end_of_a_text_can_be_ignored(client, tales, ignored):
-    bias = {str(token): 100.0 for token in tales._target.weights.ends}
+    bias = {str(token): 100.0 for token in tales.engine.target.weights.ends}
     sent = {"logit_bias": bias, "ignore_eos": ignored}
     got = client.completions.create(
         model="tales", prompt=START, max_tokens=10, seed=7, extra_body=sent

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 
 from gguf_spec.protocols.errors import ApiError
 from gguf_spec.server import Settings, connections, serve_in_thread, uploads
-from gguf_spec.server.connections import Connection, most_connections
+from gguf_spec.server.connections import HEAD_S, Connection, most_connections
 from gguf_spec.server.uploads import BodyReader
 from tests.server.conftest import ask, ask_text, until
 
@@ -109,9 +109,7 @@ def test_a_slow_body_names_the_reason(tales, monkeypatch):
 
 @pytest.mark.parametrize(("rate", "is_taken"), [(5000, True), (3000, False)])
 def test_a_phone_may_take_its_time(monkeypatch, rate, is_taken):
-    """A body that keeps the least rate takes longer than the first seconds; a slower one is refused."""
-    monkeypatch.setattr(uploads, "BODY_S", 20.0)
-    monkeypatch.setattr(uploads, "BODY_RATE", 4000)
+    """A body that keeps the least rate, 4,000 bytes a second, takes longer than the first seconds; a slower one is refused."""
     now_s, left = [0.0], [rate] * 100
     monkeypatch.setattr(uploads, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
@@ -146,24 +144,22 @@ def watched(now_s, is_answered=True):
     return one, closed
 
 
-def test_an_answer_may_take_longer_than_a_head(monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 5.0)
+def test_an_answer_may_take_longer_than_a_head():
     one, closed = watched([0.0], is_answered=False)
-    for now_s in (4, 8, 90):
+    for now_s in (0.9 * HEAD_S, 1.8 * HEAD_S, 9 * HEAD_S):
         one.look(now_s)
     assert closed == []
 
 
 def test_a_keep_alive_connection_lasts_longer_than_one_head(tales, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 5.0)
     monkeypatch.setattr(connections.H11Protocol, "on_response_complete", lambda self: None)
     now_s = [0.0]
     one, closed = watched(now_s)
-    for now_s[0] in (4.0, 8.0, 12.0):
+    for now_s[0] in (0.8 * HEAD_S, 1.6 * HEAD_S, 2.4 * HEAD_S):
         one.on_response_complete()
-    for now_s[0] in (12.5, 17.0, 17.5):
+    for now_s[0] in (2.5 * HEAD_S, 3.4 * HEAD_S, 3.5 * HEAD_S):
         one.look(now_s[0])
-    assert closed == [17.5]
+    assert closed == [3.5 * HEAD_S]
 
 
 def test_each_answer_begins_the_time_again(tales):
@@ -179,9 +175,8 @@ def test_each_answer_begins_the_time_again(tales):
         one.close()
 
 
-def test_a_client_that_reads_nothing(monkeypatch):
+def test_a_client_that_reads_nothing():
     """Unsent bytes that stay the same for the time limit end a connection, also a closing one."""
-    monkeypatch.setattr(connections, "HEAD_S", 5.0)
     aborted = []
     one = Connection.__new__(Connection)
     one.cycle, one._patience, one._n_unsent, one.since = None, 100.0, 0, 0.0
@@ -233,7 +228,7 @@ def test_bodies_that_are_too_many(tales, monkeypatch):
     monkeypatch.setattr(uploads, "BODIES_MAX", 100_000)
     with serve_in_thread(tales) as server, connect(server) as first:
         first.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 90_000)
-        while server._app._bodies._n_held < 90_000:
+        while server.app._bodies._n_held < 90_000:
             time.sleep(0.01)
         reply = ask_text(server, user="x" * 20_000)
         assert (reply.status, reply.code) == (429, "too_many_uploads")
@@ -253,10 +248,10 @@ def test_the_number_of_connections_follows_the_file_limit(monkeypatch):
 
 def test_the_network_of_an_address():
     same = [("2001:db8:0:1::1", 1), ("2001:db8:0:1:ffff::9", 2)]
-    assert connections._network(same[0]) == connections._network(same[1])
-    assert connections._network(("::ffff:10.0.0.1", 1)) == connections._network(("10.0.0.1", 5))
-    assert connections._network(("10.0.0.1", 1)) != connections._network(("10.0.0.2", 1))
-    assert connections._network(None) is None
+    assert connections.network(same[0]) == connections.network(same[1])
+    assert connections.network(("::ffff:10.0.0.1", 1)) == connections.network(("10.0.0.1", 5))
+    assert connections.network(("10.0.0.1", 1)) != connections.network(("10.0.0.2", 1))
+    assert connections.network(None) is None
 
 
 def test_the_connection_that_has_waited_longest_gives_its_place(tales, few):

@@ -4,10 +4,10 @@ import asyncio
 import http.client
 import itertools
 import json
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import openai
@@ -37,6 +37,7 @@ from gguf_spec.server.events import Done
 from gguf_spec.server.jobs import Job
 from gguf_spec.server.model_pool import ServedModel
 from gguf_spec.server.streams import AnswerStream
+from gguf_spec.server.worker import Pace
 from tests.server.conftest import ask, ask_chat, ask_text, infill_model, until
 from tests.server.test_load import LONG, busy, connect, n_waiting
 from tests.server.test_model_pool import WORDS, n_ctx
@@ -91,7 +92,7 @@ def out_of_time(monkeypatch, server, at):
     """The time of each request is over `at` an event of its answer: after a pass over the prompt, or a chunk."""
 
     def over(report, real, *given):
-        server._app.worker.cancel(report._job, "timeout")
+        server.app.worker.cancel(report._job, "timeout")
         real(report, *given)
 
     real = getattr(worker_module.Report, at)
@@ -180,7 +181,7 @@ def test_a_choice_without_a_token_beside_one_that_has_some_is_empty():
 def test_no_time_limit(chats, timeout):
     settings = Settings(timeout=timeout)
     assert settings.limit_s is None and 0 < settings.patience_s < float("inf")
-    llm = chats._app._pool.loaded(chats._app._pool.default).llm
+    llm = chats.app._pool.loaded(chats.app._pool.default).llm
     with serve_in_thread(llm, timeout=timeout) as server:
         assert ask_text(server).status == 200
         assert ask_text(server, stream=True).status == 200
@@ -324,7 +325,7 @@ def test_retry_after_is_the_time_that_all_who_wait_need(endless):
         held = [connect(server, **LONG) for _ in range(4)]
         until(lambda: n_waiting(server) == 3)
         for pace_s, seconds in ((7.0, "21"), (0.001, None), (100.0, "60")):
-            server._app.worker._pace_s = pace_s
+            server.app.worker.pace.mean_s = pace_s
             reply = ask_text(server)
             assert reply.status == 429
             found = {name.lower(): value for name, value in reply.headers.items()}["retry-after"]
@@ -334,44 +335,34 @@ def test_retry_after_is_the_time_that_all_who_wait_need(endless):
             one.close()
 
 
-def test_clients_that_are_refused_come_back_one_after_the_other(tales, monkeypatch):
+def test_clients_that_are_refused_come_back_one_after_the_other():
     """With the pace of the answers; those that have come back take no more time."""
-    now_s = [100.0]
-    with serve_in_thread(tales) as server:
-        worker = server._app.worker
-        monkeypatch.setattr(worker_module, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
-        worker._pace_s, worker._ended_s = 2.0, 100.0
-        worker._waiting.extend([SimpleNamespace(n_bytes=0)] * 4)
-        try:
-            assert [worker._seconds_to_wait() for _ in range(4)] == [8, 10, 12, 14]
-            now_s[0] = worker._ended_s = 106.0
-            assert worker._seconds_to_wait() == 10
-            now_s[0] = worker._ended_s = 200.0
-            assert [worker._seconds_to_wait() for _ in range(30)][-3:] == [60, 60, 60]
-        finally:
-            worker._waiting.clear()
+    pace = Pace()
+    pace.mean_s = 2.0
+    pace.count_end(False, 90.0, 100.0)
+    assert [pace.seconds_to_wait(4, math.inf, 100.0) for _ in range(4)] == [8, 10, 12, 14]
+    pace.count_end(False, 90.0, 106.0)
+    assert pace.seconds_to_wait(4, math.inf, 106.0) == 10
+    pace.count_end(False, 90.0, 200.0)
+    assert [pace.seconds_to_wait(4, math.inf, 200.0) for _ in range(30)][-3:] == [60, 60, 60]
 
 
-def test_the_pace_is_measured_while_others_wait(tales, monkeypatch):
-    now_s = [100.0]
-    times = SimpleNamespace(perf_counter=lambda: now_s[0])
-    server = serve_in_thread(tales)
-    with server:
-        worker = server._app.worker
-        monkeypatch.setattr(worker_module, "time", times)
-        job = SimpleNamespace(began_s=90.0, n_bytes=0)
-        worker._waiting.append(job)
-        worker._count_end(job)  # the first one took 10 s
-        assert worker._pace_s == pytest.approx(0.8 + 0.2 * 10)
-        for _ in range(100):
-            now_s[0] += 4.0
-            worker._count_end(job)
-        assert worker._pace_s == pytest.approx(4.0)
-        worker._waiting.clear()
-        now_s[0] += 1000.0
-        worker._count_end(job)
-        assert worker._pace_s == pytest.approx(4.0), "nobody waited"
-        monkeypatch.undo()
+def test_an_answer_that_takes_long_is_not_waited_for_at_the_old_pace():
+    assert Pace().seconds_to_wait(1, 100.0, 109.0) == 9
+    assert Pace().seconds_to_wait(3, 100.0, 109.0) == 27
+    assert Pace().seconds_to_wait(1, math.inf, 109.0) == 1, "none runs"
+
+
+def test_the_pace_is_measured_while_others_wait():
+    pace, now_s = Pace(), 100.0
+    pace.count_end(True, 90.0, now_s)  # the first one took 10 s
+    assert pace.mean_s == pytest.approx(0.8 + 0.2 * 10)
+    for _ in range(100):
+        now_s += 4.0
+        pace.count_end(True, 90.0, now_s)
+    assert pace.mean_s == pytest.approx(4.0)
+    pace.count_end(False, 90.0, now_s + 1000.0)
+    assert pace.mean_s == pytest.approx(4.0), "nobody waited"
 
 
 # ---- a request of many choices, and others
@@ -488,7 +479,7 @@ def test_a_backlog_of_events_is_written_in_parts():
 def test_a_closed_connection_ends_the_wait_for_an_edit(server, monkeypatch):
     """An edit that waits for others in the child process is not begun for a client that has left."""
     begun, goes_on, calls = threading.Event(), threading.Event(), []
-    real = server._app._helper.call
+    real = server.app._helper.call
 
     def call(*given):
         calls.append(given)
@@ -496,19 +487,19 @@ def test_a_closed_connection_ends_the_wait_for_an_edit(server, monkeypatch):
         assert goes_on.wait(180)
         return real(*given)
 
-    monkeypatch.setattr(server._app._helper, "call", call)
+    monkeypatch.setattr(server.app._helper, "call", call)
     body = {"text": "a = 1\n", "instruction": "rename a to b", "name": "a.py"}
     with ThreadPoolExecutor(1) as clients:
         first = clients.submit(ask, server, "POST", "/v1/edit", body)
         assert begun.wait(180)
         other = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
         other.request("POST", "/v1/edit", json.dumps(body))
-        until(lambda: server._app._helping._waiters)
+        until(lambda: server.app._helping._waiters)
         other.close()
         until(lambda: len(server._uvicorn.server_state.connections) <= 2)
         goes_on.set()
         assert first.result().json()["text"] == "b = 1\n"
-    until(lambda: not server._app._helping.locked())
+    until(lambda: not server.app._helping.locked())
     assert len(calls) == 1
 
 

@@ -83,14 +83,14 @@ def test_a_text_is_read_in_a_child_process(server, monkeypatch):
 
 def test_a_text_that_takes_too_long_is_cut_off(server, monkeypatch):
     """Others are answered meanwhile, and the next edit, too."""
-    begun, replies, real = threading.Event(), [], server._app._helper.call
+    begun, replies, real = threading.Event(), [], server.app._helper.call
 
     def call(seconds, *given):
         begun.set()
         return real(seconds, *given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(server._app._helper, "call", call)
+        patched.setattr(server.app._helper, "call", call)
         patched.setattr(route, "_planned", for_ever)
         patched.setattr(route, "PLAN_S", 1.0)
         thread = threading.Thread(target=lambda: replies.append(edit(server, instruction="x")))

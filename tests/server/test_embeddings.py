@@ -327,11 +327,9 @@ def test_limits_of_access(files):
         assert ask(server, "POST", PATHS[0], {"input": "a"}, key).status == 200
 
 
-def test_too_little_memory(files, monkeypatch):
-    from gguf_spec.llama import memory
-
+def test_too_little_memory(files, monkeypatch, free_memory):
     with gguf_spec.load("tales", threads=1) as llm, serve_in_thread(llm) as server:
-        monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
+        free_memory(1 << 20)
         reply = embed(server, model="tales")
         assert (reply.status, reply.code) == (503, "not_enough_memory")
         monkeypatch.undo()

@@ -261,7 +261,7 @@ def test_an_engine_that_fails(tales, monkeypatch, caplog, stream):
     """The client gets an error, and the log has the traceback; neither has the prompt. The next request works."""
     with serve_in_thread(tales) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(tales._target, "logits", _fail)
+            patch.setattr(tales.engine.target, "logits", _fail)
             reply = ask_text(server, prompt="SECRET", stream=stream)
         told = reply.body.decode()
         assert reply.status == (200 if stream else 500)  # a stream has begun by then
@@ -277,7 +277,7 @@ def _fail(*_):
 
 
 def test_an_error_in_a_stream_reaches_the_official_client(tales, client, monkeypatch):
-    monkeypatch.setattr(tales._target, "logits", _fail)
+    monkeypatch.setattr(tales.engine.target, "logits", _fail)
     with (
         pytest.raises(openai.APIError),
         client.completions.create(model="tales", prompt="x", stream=True) as stream,

@@ -48,7 +48,7 @@ def test_the_key(locked):
 
 
 def test_the_token_of_the_status_opens_nothing_else(locked):
-    headers = {"Authorization": f"Bearer {locked._app.status_token}"}
+    headers = {"Authorization": f"Bearer {locked.app.status_token}"}
     assert ask(locked, path="/api/ps", headers=headers).status == 200
     assert ask(locked, path="/v1/models", headers=headers).status == 401
     assert ask(locked, path="/api/tags", headers=headers).status == 401
@@ -609,7 +609,7 @@ def test_a_text_that_is_cut_is_not_tokenised_whole(server, read, path):
     ],
 )
 def test_counts_have_a_limit_above_the_context(server, monkeypatch, path, fields, param):
-    n = len(server._app._pool.loaded(server._app._pool.default).llm.tokenize(LONG))
+    n = len(server.app._pool.loaded(server.app._pool.default).llm.tokenize(LONG))
     reply = ask(server, "POST", path, fields).json()
     found = len(reply["tokens"]) if param else reply["input_tokens"]
     assert n <= found <= n + 30 and n > 2048

@@ -235,7 +235,7 @@ def test_a_request_out_of_time_between_two_turns_ends_at_once(letters):
     ):
         many = clients.submit(ask_text, server, prompt="ab", n=60, max_tokens=50, temperature=0)
         until(lambda: busy(server))
-        held, worker = connect(server, **LONG | {"max_tokens": 15_000}), server._app.worker
+        held, worker = connect(server, **LONG | {"max_tokens": 15_000}), server.app.worker
         until(lambda: worker._waiting and worker._waiting[0].has_more)
         worker.cancel(worker._waiting[0], "timeout")
         choices = many.result().json()["choices"]
@@ -299,7 +299,7 @@ def test_a_timeout_ends_only_its_own_request(letters):
     ):
         cut, worker = (
             clients.submit(ask_text, server, **LONG | {"max_tokens": 15_000}),
-            server._app.worker,
+            server.app.worker,
         )
         until(lambda: worker._running)
         [job] = worker._running

@@ -130,7 +130,7 @@ def test_calls_that_hang_stop_nothing(tales, monkeypatch):
         threads = [threading.Thread(target=call) for _ in range(2)]
         for one in threads:
             one.start()
-        until(lambda: server._app.tools._n_running == 2)
+        until(lambda: server.app.tools._n_running == 2)
         assert post(server, "/page/tools/call", body, token).status == 429
         assert ask(server).status == 200
         own = [one for one in programs() if one.pid not in others]

@@ -132,7 +132,8 @@ def test_tools_in_the_prompt_of_the_template(tmp_path):
         ]
         ids = llm.tokenize(messages, tools=[TOOL])
         written = "".join(
-            tiny.TOKENS[i] if i >= tiny.END else llm._target.weights.piece(i).decode() for i in ids
+            tiny.TOKENS[i] if i >= tiny.END else llm.engine.target.weights.piece(i).decode()
+            for i in ids
         )
         call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
         turns = f"<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>tool\ndone<|im_end|>\n<|im_start|>assistant\n"

@@ -1,8 +1,6 @@
 """Builds of llama.cpp for images and GPUs, and the set-up on macOS and Windows, which are simulated here. Nothing is downloaded."""
 
 import json
-import os
-import platform
 import shutil
 import sys
 import zipfile
@@ -62,14 +60,8 @@ shutil.which = which
 # ---- which build
 
 
-def on(monkeypatch, system, glibc="2.41", avx2=True, mac="14.5"):
-    monkeypatch.setattr(ready_made, "system", lambda: system)
-    monkeypatch.setattr(ready_made, "lacks_avx2", lambda: not avx2)
-    monkeypatch.setattr(os, "confstr", lambda _: f"glibc {glibc}", raising=False)
-    monkeypatch.setattr(platform, "mac_ver", lambda: (mac, ("", "", ""), ""))
-    monkeypatch.setattr(_llama_wheel, "user_cmake_args", list)
-    monkeypatch.delenv("GGUF_SPEC_BUILD_LLAMA", raising=False)
-    monkeypatch.delenv("GGUF_SPEC_BUILD_RPC", raising=False)
+def on(system, glibc="2.41", avx2=True, mac="14.5"):
+    return ready_made.System(system, True, f"glibc {glibc}", mac, not avx2)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +80,8 @@ def on(monkeypatch, system, glibc="2.41", avx2=True, mac="14.5"):
         ("win32-amd64", "images", "win32-amd64"),
     ],
 )
-def test_the_build_of_a_machine(monkeypatch, system, kind, row):
-    on(monkeypatch, system)
-    assert ready_made.build_here(kind) is ready_made.BUILDS[row]
+def test_the_build_of_a_machine(system, kind, row):
+    assert ready_made.build_for(on(system), kind) is ready_made.BUILDS[row]
 
 
 @pytest.mark.parametrize(
@@ -105,10 +96,9 @@ def test_the_build_of_a_machine(monkeypatch, system, kind, row):
         ("cuda", {"system": "win32-amd64"}, "there is none for win32-amd64"),
     ],
 )  # fmt: skip
-def test_why_there_is_no_build(monkeypatch, kind, given, why):
-    on(monkeypatch, **{"system": LINUX, **given})
+def test_why_there_is_no_build(kind, given, why):
     with pytest.raises(ready_made.Unavailable) as caught:
-        ready_made.build_here(kind)
+        ready_made.build_for(on(**{"system": LINUX, **given}), kind)
     assert why in str(caught.value)
 
 
@@ -128,13 +118,17 @@ def test_builds_differ_and_are_declared_whole():
 
 
 def test_what_stays_and_what_is_taken(monkeypatch, capsys):
-    on(monkeypatch, LINUX)
+    here = [on(LINUX, glibc="2.36"), on(LINUX)]
+    monkeypatch.setattr(ready_made, "this_system", lambda: here[-1])
+    monkeypatch.setattr(_llama_wheel, "user_cmake_args", list)
+    monkeypatch.delenv("GGUF_SPEC_BUILD_LLAMA", raising=False)
+    monkeypatch.delenv("GGUF_SPEC_BUILD_RPC", raising=False)
     assert _llama_wheel.way() == "ready-made"
     assert _llama_wheel.way("", wants_images=True) == "images"
     assert _llama_wheel.way("ready-made", wants_images=True) == "images"
     for have in ("images", "cuda", "cuda-12", "vulkan", "native"):
         assert _llama_wheel.way(have) == _llama_wheel.way(have, wants_images=True) == have
-    on(monkeypatch, LINUX, glibc="2.36")
+    del here[-1]
     assert _llama_wheel.way("", wants_images=True) == "ready-made"
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("GGUF_SPEC_BUILD_LLAMA", "images")

@@ -69,13 +69,15 @@ def test_a_package_with_another_hash_is_said_in_one_line_and_llama_is_compiled(t
     assert not list(tmp_path.glob("home/.cache/gguf-spec/wheels/*.part*"))
 
 
-def test_other_machines_compile(monkeypatch):
-    def why():
+LINUX = ready_made.System("linux-x86_64", True, "glibc 2.100", "", False)
+
+
+def test_other_machines_compile():
+    def why(**changed):
         with pytest.raises(ready_made.Unavailable) as caught:
-            ready_made.build_here()
+            ready_made.build_for(LINUX._replace(**changed))
         return str(caught.value)
 
-    monkeypatch.setattr(ready_made, "system", lambda: "linux-x86_64")
     for version, said in (
         (
             "glibc 2.31",
@@ -83,34 +85,30 @@ def test_other_machines_compile(monkeypatch):
         ),
         ("musl 1", "has 1"),
     ):
-        monkeypatch.setattr(os, "confstr", lambda _, version=version: version)
-        assert said in why()
-    monkeypatch.setattr(os, "confstr", lambda _: None)
-    assert "Alpine has musl" in why()
-    assert "needs glibc, which this system does not have" in why()
-    monkeypatch.setattr(os, "confstr", lambda _: "glibc 2.100")
-    assert ready_made.build_here() is ROW
-    monkeypatch.setattr(ready_made, "system", lambda: "linux-riscv64")
-    assert why() == "there is none for linux-riscv64"
+        assert said in why(libc=version)
+    assert "Alpine has musl" in why(libc="")
+    assert "needs glibc, which this system does not have" in why(libc="")
+    assert ready_made.build_for(LINUX) is ROW
+    old = LINUX._replace(lacks_avx2=True)
+    assert ready_made.build_for(old) is ROW, "it has kernels for each processor"
+    assert why(name="linux-riscv64") == "there is none for linux-riscv64"
 
 
 @pytest.mark.parametrize("machine", ["armv7l", "aarch64", "i686"])
-def test_a_system_of_32_bits(monkeypatch, machine):
+def test_a_system_of_32_bits(machine):
     """Its kernel may have 64: then the machine is that of the ready-made libraries, which no Python of 32 bits can load."""
-    monkeypatch.setattr(ready_made, "system", lambda: f"linux-{machine}")
-    monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
+    system = LINUX._replace(name=f"linux-{machine}", is_64_bit=False)
     with pytest.raises(ready_made.Unavailable, match=f"has 32 bits .linux-{machine}.*of 64 bits"):
-        ready_made.build_here()
+        ready_made.build_for(system)
 
 
 def test_musl_has_no_name_for_its_version(monkeypatch):
     def confstr(_):
         raise ValueError("unrecognized configuration name")
 
-    monkeypatch.setattr(ready_made, "system", lambda: "linux-x86_64")
-    monkeypatch.setattr(os, "confstr", confstr)
-    with pytest.raises(ready_made.Unavailable, match=r"needs glibc, .*Alpine has musl"):
-        ready_made.build_here()
+    assert ready_made.this_system().is_64_bit
+    monkeypatch.setattr(os, "confstr", confstr, raising=False)
+    assert ready_made.this_system().libc == ""
 
 
 def test_a_program_that_hangs_is_ended(tmp_path, monkeypatch):

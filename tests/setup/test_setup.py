@@ -91,8 +91,9 @@ for row in ready_made.BUILDS.values():
     row.pop("more", None)
 row, ready_made.SDIST_SHA256 = ready_made.BUILDS["linux-x86_64"], sums["sdist.tar.gz"]
 if "FIRST" not in os.environ:
-    ready_made.system, ready_made.lacks_avx2 = lambda: "linux-x86_64", lambda: False
-    os.confstr = lambda _: "glibc " + os.environ.get("GLIBC", "2.36")
+    libc = "glibc " + os.environ.get("GLIBC", "2.36")
+    os.confstr = lambda _: libc
+    ready_made.this_system = lambda: ready_made.System("linux-x86_64", True, libc, "", False)
 exec(os.environ.get("PATCH", ""))
 sys.exit(module.main(sys.argv[sys.argv.index(path) + 1 :]))
 """

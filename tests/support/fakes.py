@@ -325,3 +325,17 @@ def sampler(rng, filters=NO_FILTERS, **options):
     return Sampler(
         Sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}), rng, filters
     )
+
+
+class Asked:
+    """A model that calls a function with each prompt before it answers."""
+
+    def __init__(self, llm, before):
+        self._llm, self._before = llm, before
+
+    def __getattr__(self, name):
+        return getattr(self._llm, name)
+
+    def stream(self, prompt, *given, **options):
+        self._before(prompt)
+        return self._llm.stream(prompt, *given, **options)

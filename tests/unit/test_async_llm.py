@@ -58,7 +58,7 @@ async def read(stream):
 
 
 def is_free(llm):
-    return llm._queue.first is None
+    return llm.engine.queue.first is None
 
 
 def test_texts_are_those_of_separate_requests(llm):

@@ -45,7 +45,6 @@ def test_the_shape_comes_from_the_header(of, shape):
 def probe(monkeypatch, tmp_path):
     """Measurements: flash attention, and the widths of the passes; a pass takes 1 us more for each cached token and row."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(attention, "cores_are_shared", lambda _: False)
     clock, calls = SimpleNamespace(now=0.0), []
     monkeypatch.setattr(attention.time, "perf_counter", lambda: clock.now)
 

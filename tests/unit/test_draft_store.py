@@ -206,14 +206,14 @@ def test_forget_removes_the_texts(tmp_path, monkeypatch):
     run("disk")
     assert stores(tmp_path)
     with gguf_spec.load("tales", "ngram", draft_texts="disk", threads=1, n_ctx=256) as llm:
-        assert llm._pair.store.texts.n_tokens
+        assert llm.engine.pair.store.texts.n_tokens
         llm.forget()
-        assert not llm._pair.store.texts.n_tokens
+        assert not llm.engine.pair.store.texts.n_tokens
     assert not stores(tmp_path)
 
 
 def texts_of(llm):
-    return list(llm._pair.store.texts.newest())
+    return list(llm.engine.pair.store.texts.newest())
 
 
 @pytest.mark.full
@@ -240,4 +240,4 @@ def test_what_another_process_did_meanwhile_stays_done(tmp_path, monkeypatch, me
     with gguf_spec.load("tales", "ngram", **options) as third:
         assert texts_of(third) == (new if meanwhile == "removed" else [*old, *other, *new])
         a, b, c = new[:3]
-        assert third._pair.store.counts.likeliest(_hashes((a, b, c))[2])[0] in new
+        assert third.engine.pair.store.counts.likeliest(_hashes((a, b, c))[2])[0] in new

@@ -174,7 +174,7 @@ def test_a_disturbed_measurement_is_checked_by_answers(opened):
 
 @pytest.mark.parametrize("factor", [1 / 30, 1 / 3, 1.0, 3.0, 30.0])
 def test_the_first_pass_shows_the_speed_of_the_machine(factor):
-    usual = {n: 0.02 * times for n, times in profiler._USUAL.items()}
+    usual = {n: 0.02 * times for n, times in profiler.USUAL.items()}
     pace = Pace()
     costs = CostModel(usual, {}, 65, pace, leads=True, guessed=usual)
     draft = CostModel({1: 0.002, 65: 0.02}, {}, 65, pace, guessed=(1, 65))
@@ -186,7 +186,7 @@ def test_the_first_pass_shows_the_speed_of_the_machine(factor):
 
 
 def test_a_guess_takes_the_shorter_one_of_two_passes_after_a_large_error():
-    usual = {n: 0.02 * times for n, times in profiler._USUAL.items()}
+    usual = {n: 0.02 * times for n, times in profiler.USUAL.items()}
     costs = CostModel(usual, {}, 65, Pace(), leads=True, guessed=usual)
     costs.check()
     costs.learn(1, 0, 0.02)

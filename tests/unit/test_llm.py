@@ -196,7 +196,7 @@ def test_strict_changes_nothing_without_rounding_noise(llm):
 @pytest.mark.failing_drafts
 def test_a_draft_with_nan_logits_changes_nothing(llm, monkeypatch):
     plain = llm.generate("ab", FREE, speculation=Speculation(0)).tokens
-    llm._draft.table[:] = np.nan
+    llm.engine.pair.draft.table[:] = np.nan
     result = llm.generate("ab", FREE)
     assert (result.tokens, result.stats.n_drafted) == (plain, 0)
 
@@ -299,7 +299,7 @@ def test_errors_are_raised_before_any_pass(llm):
             llm.generate_tokens([1], replace(FREE, **bad))
     with pytest.raises(InvalidOptionError):
         llm.generate_tokens([1.0])
-    assert llm._target.passes == []
+    assert llm.engine.target.passes == []
     assert len(llm.generate_tokens([1] * 63).tokens) == 1
 
 
@@ -326,7 +326,7 @@ def test_a_stream_dropped_while_a_thread_waits_releases_the_llm(llm):
     next(stream)
     other = threading.Thread(target=lambda: done.append(llm.generate("ab", FREE)), daemon=True)
     other.start()
-    while len(llm._queue._tickets) < 2:
+    while len(llm.engine.queue.tickets) < 2:
         time.sleep(0.001)
     del stream
     other.join(180)
@@ -336,8 +336,8 @@ def test_a_stream_dropped_while_a_thread_waits_releases_the_llm(llm):
 def test_closing_during_a_round_cancels_it_and_releases_the_llm(llm, monkeypatch):
     """As from another thread, or from the caller's own code inside a round: the generator cannot be closed then."""
     stream = llm.stream("ab", Sampling(temperature=1.0, max_tokens=None, seed=1))
-    piece = llm._target.piece
-    monkeypatch.setattr(llm._target, "piece", lambda token: stream.close() or piece(token))
+    piece = llm.engine.target.piece
+    monkeypatch.setattr(llm.engine.target, "piece", lambda token: stream.close() or piece(token))
     chunks = list(stream)
     assert chunks[-1].finish_reason == "cancelled" and len(chunks) == 2
     monkeypatch.undo()
@@ -414,10 +414,10 @@ def test_close_ends_a_stream_that_another_thread_holds_and_does_not_read():
 
 def test_close_during_a_round_releases_the_llm_after_it(llm, monkeypatch):
     """The reader takes its chunk and reads no more; other requests do not wait for it."""
-    running, closed, piece = threading.Event(), threading.Event(), llm._target.piece
+    running, closed, piece = threading.Event(), threading.Event(), llm.engine.target.piece
     stream = llm.stream("ab", FREE)
     monkeypatch.setattr(
-        llm._target, "piece", lambda token: (running.set(), closed.wait(180), piece(token))[2]
+        llm.engine.target, "piece", lambda token: (running.set(), closed.wait(180), piece(token))[2]
     )
     reader = threading.Thread(target=lambda: next(stream))
     reader.start()

@@ -77,8 +77,7 @@ def arguments(monkeypatch, *more):
         2,
         *more,
     ]
-    monkeypatch.setattr(sys, "argv", ["bench_peers.py", *map(str, words)])
-    return bench_peers.arguments()
+    return bench_peers.arguments([*map(str, words)])
 
 
 def n_prompt(tales, name):

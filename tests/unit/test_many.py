@@ -202,7 +202,7 @@ def test_what_the_callback_raises_cancels_all(llm):
     with pytest.raises(ZeroDivisionError):
         llm.generate_many(["ab"] * 20, FREE, on_result=fail, max_parallel=3)
     assert no_threads_left()
-    assert llm._queue.first is None
+    assert llm.engine.queue.first is None
 
 
 def test_a_wrong_type_inside_of_a_prompt_is_raised(llm):
@@ -231,7 +231,7 @@ def test_ctrl_c_cancels_all(llm, monkeypatch):
         signal.signal(signal.SIGINT, before)
     assert len(n) < 50
     assert no_threads_left()
-    assert llm._queue.first is None
+    assert llm.engine.queue.first is None
 
 
 @pytest.mark.full
@@ -252,7 +252,7 @@ def test_an_interrupt_at_every_bytecode(llm):
         except KeyboardInterrupt:
             n += 1
         assert no_threads_left(), described(place)
-        assert llm._queue.first is None, described(place)
+        assert llm.engine.queue.first is None, described(place)
     assert ask() == right
     # Those at which the threads happened to be faster or slower this time are not come by.
     assert n > 0.8 * len(places) > 100

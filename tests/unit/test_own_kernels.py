@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec.doctor import installation
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.llama import exactness, own_kernels, probe, selftest
 from gguf_spec.llama.bindings import CPU_LIBRARY
@@ -222,19 +221,17 @@ def test_the_structure_of_a_pool_of_threads_is_looked_up(tmp_path, member, kept)
     assert done.stdout == f"{kept}\n"
 
 
-def test_the_advice_where_the_structures_differ(monkeypatch):
+def test_the_advice_where_the_structures_differ():
     """To compile the kernels once more would not help."""
     reason = "they do not fit this llama.cpp: a buffer type's device is not where it is expected"
-    # kernels that are asked for are a failure
-    monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)
-    monkeypatch.setattr(own_kernels, "library_problem", lambda *_, **__: reason)
-    monkeypatch.setattr(own_kernels, "keep_threads", lambda: None)
-    monkeypatch.setattr(own_kernels.Path, "is_file", lambda _: True)
-    monkeypatch.setattr(own_kernels, "is_x86", lambda: True)
-    monkeypatch.setattr(own_kernels, "_decided", [])
-    check = installation.kernels(ContextOptions())
-    assert (check.status, check.found) == ("warn", f"those of llama.cpp: {reason}")
-    assert check.todo.startswith("use the llama.cpp that gguf-spec sets up: ")
+    found = own_kernels.failed(reason, "auto")
+    assert (found.name, found.reason) == ("", reason)
+    assert found.todo.startswith("use the llama.cpp that gguf-spec sets up: ")
+    again = f"To repeat the self-test, remove {own_kernels.library_result('auto')}."
+    assert found.todo.endswith(again)
+    other = own_kernels.failed("the self-test failed: it is off", "avx2").todo
+    assert other.startswith(f"make {own_kernels.path_of_library()} again: in a clone")
+    assert other.endswith(f"remove {own_kernels.library_result('avx2')}.")
 
 
 def test_another_library_is_tested_again(tmp_path, monkeypatch):
@@ -253,39 +250,33 @@ def test_another_library_is_tested_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "machine", [("riscv64", "linux"), ("aarch64", "darwin"), ("x86_64", "darwin")]
-)
-def test_machines_without_own_kernels(monkeypatch, machine):
-    monkeypatch.setattr(own_kernels.platform, "machine", lambda: machine[0])
-    monkeypatch.setattr(own_kernels.sys, "platform", machine[1])
-    assert own_kernels._start("auto") == Kernels(
-        "", "they are for Linux on x86-64 and ARM processors"
-    )
+    ("machine", "system", "there", "reason"),
+    [
+        ("riscv64", "linux", True, "they are for Linux on x86-64 and ARM processors"), ("aarch64", "darwin", True, "they are for Linux on x86-64 and ARM processors"),
+        ("x86_64", "win32", True, "they are for Linux on x86-64 and ARM processors"), ("aarch64", "linux", False, "the library was not compiled"),
+        ("x86_64", "linux", False, "the library was not compiled"), ("aarch64", "linux", True, ""), ("AMD64", "linux", True, ""),
+    ],
+)  # fmt: skip
+def test_machines_without_own_kernels(machine, system, there, reason):
+    found = own_kernels.why_missing(system, machine, there)
+    assert (found.reason if found else "") == reason
+    assert bool(found and found.todo) is (reason == "the library was not compiled")
 
 
 @pytest.mark.parametrize(
-    ("problem", "kept", "name"),
+    ("problem", "kept"),
     [
-        ("", True, "avx2"),
-        ("this processor lacks AVX2", True, ""),
-        ("they do not fit this llama.cpp: a is b", False, ""),
-        ("the self-test failed: it is off", False, ""),
+        ("", True),
+        ("this processor lacks AVX2", True),
+        ("they do not fit this llama.cpp: a is b", False),
+        ("the self-test failed: it is off", False),
     ],
 )
-def test_threads_are_kept_without_the_instructions(monkeypatch, tmp_path, problem, kept, name):
+def test_threads_are_kept_without_the_instructions(problem, kept):
     """They need none of these, but a library that works and fits."""
-    asked = []
-    (tmp_path / "x.so").write_text("")
-    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(tmp_path / "x.so"))
-    monkeypatch.setattr(own_kernels.sys, "platform", "linux")
-    monkeypatch.setattr(own_kernels, "is_x86", lambda: True)
-    monkeypatch.setattr(own_kernels, "CPU_LIBRARY", True)
-    monkeypatch.setattr(own_kernels, "library_problem", lambda *_, **__: problem)
-    monkeypatch.setattr(own_kernels, "library_result", lambda _: "x.json")
-    monkeypatch.setattr(own_kernels, "keep_threads", lambda: asked.append(True))
-    monkeypatch.setattr(own_kernels, "enter", Kernels)
-    found = own_kernels._start("avx2")
-    assert (bool(asked), found.name, found.reason) == (kept, name, problem)
+    assert own_kernels.can_keep_threads(problem) is kept
+    if problem and kept:
+        assert own_kernels.failed(problem, "auto") == Kernels("", problem), "nothing is to be done"
 
 
 def test_the_first_model_decides(monkeypatch):
@@ -480,21 +471,6 @@ def test_a_problem_of_kernels_that_nobody_wants_is_not_kept(tmp_path, monkeypatc
     monkeypatch.setattr(probe, "run", lambda *_, **__: problems.pop(0))
     assert own_kernels.library_problem("auto", quietly=True) == "it fails"
     assert own_kernels.library_problem("auto") == ""
-
-
-@pytest.mark.parametrize("asked", ["auto", "neondot"])
-def test_kernels_for_arm_are_used_where_the_self_test_passes(monkeypatch, tmp_path, asked):
-    monkeypatch.setattr(own_kernels.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(own_kernels.sys, "platform", "linux")
-    library, problems = tmp_path / "a.so", ["the self-test failed: it is off", ""]
-    monkeypatch.setattr(own_kernels, "path_of_library", lambda: library)
-    assert own_kernels._start(asked).reason == "the library was not compiled"
-    library.touch()
-    monkeypatch.setattr(own_kernels, "library_problem", lambda *_, **__: problems.pop(0))
-    monkeypatch.setattr(own_kernels, "keep_threads", lambda: None)
-    monkeypatch.setattr(own_kernels, "enter", lambda wanted: Kernels("neondot", wanted))
-    assert own_kernels._start(asked).reason == "the self-test failed: it is off"
-    assert own_kernels._start(asked) == Kernels("neondot", asked)
 
 
 @pytest.mark.parametrize(("used", "exact"), [("neondot", True), ("", False)])

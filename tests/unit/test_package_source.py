@@ -184,10 +184,8 @@ def test_a_damaged_package_is_not_kept_for_the_next_download(folder, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["offline", "HF_HUB_OFFLINE"])
-def test_offline(folder, monkeypatch, how):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "HF_HUB_OFFLINE")
+def test_offline(folder, monkeypatch, set_hub, how):
+    set_hub(HF_HUB_OFFLINE=how == "HF_HUB_OFFLINE")
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(errors.NotDownloadedError, match=r"some-model .* is not on this disk"):
         download.pull(wheels.entry(), offline=how == "offline")

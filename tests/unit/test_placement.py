@@ -12,7 +12,7 @@ from gguf_spec.cli import cli
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import devices, memory
-from gguf_spec.llama.devices import Device, check_placement, devices_in_use
+from gguf_spec.llama.devices import Device, check_names, check_placement, devices_in_use, taken
 from gguf_spec.llama.memory import needs, offloaded
 from gguf_spec.llama.options import (
     LAYERS_MAX,
@@ -28,11 +28,6 @@ GIB = 1 << 30
 BIG = Device("Big0", "a large GPU", False, 24 * GIB, 24 * GIB)
 SMALL = Device("Small0", "a small GPU", False, 2 * GIB, 2 * GIB)
 INSIDE = Device("Inside0", "a part of the processor", True, 8 * GIB, 16 * GIB)
-
-
-@pytest.fixture
-def with_devices(monkeypatch):
-    monkeypatch.setattr(devices, "devices", lambda: [BIG, SMALL])
 
 
 # ---- refusals
@@ -66,19 +61,18 @@ def with_devices(monkeypatch):
         ({"numa": "mirror"}, "numa is 'mirror' but must be one of distribute, isolate, numactl"),
     ],
 )
-def test_what_is_refused(options, said, with_devices):
+def test_what_is_refused(options, said):
     with pytest.raises(InvalidOptionError) as caught:
-        check_placement(Placement.of(options))
+        check_names(Placement.of(options), [BIG, SMALL])
     assert str(caught.value).startswith(said)
     assert len(str(caught.value)) < 600
 
 
-def test_a_build_without_a_gpu_is_reported(monkeypatch):
-    monkeypatch.setattr(devices, "devices", list)
-    check_placement(Placement())
+def test_a_build_without_a_gpu_is_reported():
+    check_names(Placement(), [])
     check_placement(Placement(("none",)))
     with pytest.raises(InvalidOptionError, match="must be none") as caught:
-        check_placement(Placement(("CUDA0",)), "draft_device")
+        check_names(Placement(("CUDA0",)), [], "draft_device")
     assert caught.value.hint == "omit draft_device: this build of llama.cpp finds no GPU."
 
 
@@ -253,13 +247,11 @@ def test_the_draft_is_placed_first_and_only_auto_changes(tmp_path):
     assert memory.fit_layers([(header, auto)], lambda _: [])[0][1].gpu_layers == -1
 
 
-def test_devices_that_llama_takes_by_itself(monkeypatch):
-    monkeypatch.setattr(devices, "devices", lambda: [INSIDE, BIG])
-    assert devices_in_use(()) == [BIG]
-    assert devices_in_use(("Inside0",)) == [INSIDE]
+def test_devices_that_llama_takes_by_itself():
+    assert taken([INSIDE, BIG], ()) == [BIG]
+    assert taken([INSIDE, BIG], ("Inside0",)) == [INSIDE]
     assert devices_in_use(("none",)) == []
-    monkeypatch.setattr(devices, "devices", lambda: [INSIDE])
-    assert devices_in_use(()) == [INSIDE]
+    assert taken([INSIDE], ()) == [INSIDE]
 
 
 def test_a_margin_stays_free():

@@ -9,7 +9,7 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Speculation
 from gguf_spec.runtime import plan as plan_module
 from gguf_spec.runtime.load_options import HeadChoice, LoadOptions
-from gguf_spec.runtime.plan import _files, choose_parallel
+from gguf_spec.runtime.plan import _files, choose_parallel, parallel_by
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 FILES = dict.fromkeys(("entry", "file", "target", "of_draft"))
@@ -19,15 +19,10 @@ class File:
     header = None
 
 
-def chosen(monkeypatch, target=None, room=16, speculation=None, least=4, **profile):
+def chosen(target=None, room=16, least=4, **profile):
     """The choice for a table of seconds by rows of a pass; None where nothing was measured."""
     found = target and replace(DEFAULT_PROFILE, target=target, **profile)
-    monkeypatch.setattr(
-        plan_module, "parallel_in_room", lambda models, most: room and min(room, most)
-    )
-    monkeypatch.setattr(plan_module, "read_profile", lambda *keys: found)
-    load = LoadOptions(**FILES, parallel="auto", speculation=speculation)
-    return choose_parallel(load, [(File(), None)], least)
+    return parallel_by(found, room, least)
 
 
 # Pass times of a 1.7B Q4_0 model on AMX, in ms: several rows cost more than one, then nearly nothing.
@@ -46,36 +41,36 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables(monkeypatch, name):
+def test_tables(name):
     table, n = TABLES[name]
-    n_slots, reason = chosen(monkeypatch, table)
+    n_slots, reason = chosen(table)
     assert n_slots == n
     assert reason.startswith("as measured, ")
 
 
 @pytest.mark.parametrize("guessed", [(1, 2, 4, 8, 65), (4, 65), (8, 16, 65)])
-def test_guessed_costs_decide_nothing(monkeypatch, guessed):
+def test_guessed_costs_decide_nothing(guessed):
     """Until answers have shown those of a few rows."""
     table = dict.fromkeys((1, 2, 4, 8, 16, 65), 0.04)
-    n_slots, reason = chosen(monkeypatch, table, guessed=guessed)
+    n_slots, reason = chosen(table, guessed=guessed)
     if 4 in guessed:
         assert (n_slots, reason) == (4, "the usual number: no costs were measured yet")
     else:
         assert n_slots == 16
 
 
-def test_the_depth_counts(monkeypatch):
+def test_the_depth_counts():
     """Where attention is most of the time, rows of several sequences gain little."""
     flat = {1: 0.04, 65: 0.04}
     deep = {n: n * 0.001 for n in (1, 8, 16, 65)}
-    assert chosen(monkeypatch, flat, target_depth=deep, least=1)[0] == 1
+    assert chosen(flat, target_depth=deep, least=1)[0] == 1
 
 
 @pytest.mark.parametrize(("room", "least", "n"), [(16, 4, 4), (16, 2, 2), (3, 4, 3), (16, 1, 1)])
-def test_a_few_run_at_once_where_they_gain_nothing(monkeypatch, room, least, n):
+def test_a_few_run_at_once_where_they_gain_nothing(room, least, n):
     """A short request need not wait until a long one ends."""
     table = {1: 0.04, 65: 65 * 0.04}
-    n_slots, reason = chosen(monkeypatch, table, room=room, least=least)
+    n_slots, reason = chosen(table, room=room, least=least)
     assert n_slots == n
     assert ("no request waits for another one" in reason) == (n > 1)
     assert reason.startswith("as measured, one is nearly as fast as several")
@@ -111,37 +106,37 @@ def test_what_one_request_alone_has_is_kept(monkeypatch, kind, head, ctx, n):
     assert reason == f"least {n}"
 
 
-def test_passes_are_not_wider_than_the_exact_ones(monkeypatch):
+def test_passes_are_not_wider_than_the_exact_ones():
     """Beyond that width further sequences need passes of their own."""
-    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3, least=1)[0] == 3
+    assert chosen({1: 0.04, 65: 0.04}, exact_width=3, least=1)[0] == 3
 
 
 @pytest.mark.parametrize(("room", "n"), [(3, 3), (1, 1), (16, 16)])
-def test_memory_is_the_limit(monkeypatch, room, n):
-    n_slots, reason = chosen(monkeypatch, {1: 0.04, 65: 0.04}, room=room)
+def test_memory_is_the_limit(room, n):
+    n_slots, reason = chosen({1: 0.04, 65: 0.04}, room=room)
     assert n_slots == n
     assert ("a quarter of the free memory" in reason) == (room < 16)
 
 
 @pytest.mark.parametrize(("room", "n"), [(3, 3), (16, 4)])
-def test_nothing_measured(monkeypatch, room, n):
-    n_slots, reason = chosen(monkeypatch, None, room=room)
+def test_nothing_measured(room, n):
+    n_slots, reason = chosen(None, room=room)
     assert n_slots == n
     assert reason.startswith("the caches" if room == 3 else "the usual number: no costs")
 
 
 @pytest.mark.parametrize("steady", [True, False])
-def test_disturbed_costs_decide_nothing(monkeypatch, steady):
+def test_disturbed_costs_decide_nothing(steady):
     """Rows that seem to be free, as another program ran while single tokens were measured."""
     table = {1: 0.04, 8: 0.01 if steady else 0.04, 65: 0.04}
-    choice = chosen(monkeypatch, table, steady=steady)
+    choice = chosen(table, steady=steady)
     assert choice == (4, "the usual number: other programs disturbed the measurement")
 
 
-def test_one_for_what_needs_passes_of_its_own(monkeypatch):
-    choice = chosen(monkeypatch, speculation=Speculation(strict=True))
-    assert choice == (1, "strict needs passes without other requests")
-    assert chosen(monkeypatch, room=None) == (1, "the free memory is unknown")
+def test_one_for_what_needs_passes_of_its_own():
+    load = LoadOptions(**FILES, parallel="auto", speculation=Speculation(strict=True))
+    assert choose_parallel(load, []) == (1, "strict needs passes without other requests")
+    assert chosen(room=None) == (1, "the free memory is unknown")
 
 
 def test_images_are_read_one_request_at_a_time():

@@ -50,31 +50,35 @@ def test_each_setting_has_a_profile_of_its_own(files, monkeypatch):
     options = usual(files)
     settings = {"usual": {}, "threads": {"threads": 1}, **changes(files)}
     names = {
-        name: profile._file(ModelKey(ModelFile(files / "model"), replace(options, **change)), None)
+        name: profile.profile_file(
+            ModelKey(ModelFile(files / "model"), replace(options, **change)), None
+        )
         for name, change in settings.items()
     }
     names |= {
-        "other model": profile._file(ModelKey(ModelFile(files / "other"), options), None),
-        "draft": profile._file(
+        "other model": profile.profile_file(ModelKey(ModelFile(files / "other"), options), None),
+        "draft": profile.profile_file(
             ModelKey(ModelFile(files / "model"), options),
             ModelKey(ModelFile(files / "other"), options),
         ),
-        "draft's cache": profile._file(
+        "draft's cache": profile.profile_file(
             ModelKey(ModelFile(files / "model"), options),
             ModelKey(ModelFile(files / "other"), replace(options, kv_type="bf16")),
         ),
-        "experience": profile._file(
+        "experience": profile.profile_file(
             ModelKey(ModelFile(files / "model"), options), None, "experience"
         ),
     }
     assert len(set(names.values())) == len(names)
     (files / "copy").write_bytes(b"model")
-    assert profile._file(ModelKey(ModelFile(files / "copy"), options), None) == names["usual"], (
-        "a file that was moved is still measured"
-    )
+    assert (
+        profile.profile_file(ModelKey(ModelFile(files / "copy"), options), None) == names["usual"]
+    ), "a file that was moved is still measured"
 
 
-@pytest.mark.parametrize("find", [profile._file, lambda *models: session_file._about(models[0])])
+@pytest.mark.parametrize(
+    "find", [profile.profile_file, lambda *models: session_file._about(models[0])]
+)
 def test_the_name_of_the_host_selects_nothing(files, monkeypatch, find):
     """Each container has its own, and a laptop that of its network."""
     monkeypatch.setattr(platform, "node", lambda: "one")
@@ -93,11 +97,11 @@ def test_the_name_of_the_host_selects_nothing(files, monkeypatch, find):
 
 def test_times_depend_on_the_limit_of_processor_time(files, monkeypatch):
     model = ModelKey(ModelFile(files / "model"), usual(files))
-    names = {profile._file(model, None)}
+    names = {profile.profile_file(model, None)}
     for processors in (0.5, 1.5):
         limit = ProcessorLimit(processors, "cpu.max")
         monkeypatch.setattr(files_module, "processor_limit", lambda limit=limit: limit)
-        names.add(profile._file(model, None))
+        names.add(profile.profile_file(model, None))
     assert len(names) == 3
 
 

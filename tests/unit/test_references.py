@@ -14,13 +14,13 @@ COMMIT = "c0ffee" + 34 * "0"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, set_hub):
     """An empty home folder."""
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    set_hub(HF_HUB_CACHE=str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "home"

@@ -161,7 +161,7 @@ def run_together(batch, costs, kind, n, texts="story"):
 def test_requests_at_once_draft_together(batch, costs, temperature, n, least):
     """Otherwise most passes of the draft model were for tokens that were then dropped."""
     run, speed = run_together(batch, costs, temperature, n)
-    drafted = run.scheduler._draft.context.rows
+    drafted = run.scheduler.draft.context.rows
     assert sum(n > 1 for n, _ in drafted) > 0.6 * len(drafted)
     assert speed > least
 

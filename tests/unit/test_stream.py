@@ -107,7 +107,7 @@ def test_the_forecast_is_that_of_the_controller_and_nothing_without_one(clock):
 def test_the_length_of_an_answer_is_learned_where_something_drafts(clock):
     target, draft = models(clock)
     with fake_llm(target, draft, Speculation(3, adaptive=False)) as llm:
-        known = llm._pair.experiences["sampled"]
+        known = llm.engine.pair.experiences["sampled"]
         llm.generate("ab", FREE)
         assert known.answer == 128, "an answer that max_tokens cut off may be as long as usual"
         known.answer = 4.0

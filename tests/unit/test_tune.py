@@ -56,8 +56,8 @@ def tuning(target, draft=None, right=0.0, **others):
 def test_everything_is_measured(pair):
     steps = []
     got = measure(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
-    assert set(got.target) == set(got.draft) == {1, *profiler._WIDTHS}
-    assert set(got.noise) == set(profiler._WIDTHS)
+    assert set(got.target) == set(got.draft) == {1, *profiler.WIDTHS}
+    assert set(got.noise) == set(profiler.WIDTHS)
     assert got.target_depth == pytest.approx({1: 2e-6, 8: 16e-6}, rel=0.1)
     assert got.draft_depth == pytest.approx({1: 1e-6, 8: 8e-6}, rel=0.1)
     for n in got.target:
@@ -102,7 +102,7 @@ def test_a_draft_that_disagrees(pair):
 def test_a_draft_that_does_not_have_all_tokens(pair):
     target, draft = pair
     draft.table, draft.n_vocab = draft.table[:3, :3, :3], 3
-    assert set(measure(target, draft, thorough=True).draft) == {1, *profiler._WIDTHS}
+    assert set(measure(target, draft, thorough=True).draft) == {1, *profiler.WIDTHS}
 
 
 def test_drafting_pays_where_rows_are_free():
