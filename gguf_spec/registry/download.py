@@ -52,6 +52,7 @@ from . import hub, package
 from .hub import explained
 from .models_file import Entry, Part
 from .resolve import ModelName, located, resolve
+from .trimmed import existing_folder, remove_trimmed
 
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
@@ -142,12 +143,15 @@ def verified(model: ModelName, models_file: str | Path | None = None) -> Verifie
     return min(verdicts, key=_RANKS.index)
 
 
-def remove(model: ModelName, models_file: str | Path | None = None) -> int:
-    """Delete a downloaded model; return the number of freed bytes.
+def remove(
+    model: ModelName, models_file: str | Path | None = None, *, only_trimmed: bool = False
+) -> int:
+    """Delete a downloaded model and its trimmed copy; return the number of freed bytes.
 
     Args:
         model: The model. Bundled models and the user's own files are never deleted.
         models_file: As for `list_models`.
+        only_trimmed: Keep the model, and delete its trimmed copy.
 
     Raises:
         ModelNotFoundError: There is no such model.
@@ -163,7 +167,10 @@ def remove(model: ModelName, models_file: str | Path | None = None) -> int:
     if not paths:
         raise _not_downloaded(entry)
     with explained(entry, entry.parts[0]):
-        return _delete(entry, paths)
+        copy = existing_folder(paths)
+        freed = 0 if only_trimmed else _delete(entry, paths)
+        # without a freed byte another revision has the same file
+        return freed + (remove_trimmed(copy) if copy and (freed or only_trimmed) else 0)
 
 
 def check_room(models: Iterable[Entry]) -> None:
