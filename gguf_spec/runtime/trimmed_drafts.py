@@ -10,6 +10,7 @@ to measure it. The texts that it is measured with are not those whose tokens are
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -135,7 +136,9 @@ def trim_draft(
                 folder.mkdir()
                 record = {"version": VERSION, "machine": machine}
                 record |= _made(file, tokens, folder, progress or (lambda _: None))
-                write_json(folder / "record.json", record)
+                if not write_json(folder / "record.json", record):
+                    remove_trimmed(folder)
+                    raise OSError(errno.EIO, "its record was not kept", str(folder))
     except OSError as error:
         where = Path(error.filename or file.path)
         what = f"{where} cannot be written: {error.strerror or error}."

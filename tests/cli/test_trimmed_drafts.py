@@ -281,6 +281,12 @@ def test_a_cache_that_cannot_be_written(run, home, settings, made):
         models.trim_draft(made / "small.gguf")
 
 
+def test_a_record_that_cannot_be_written(run, home, settings, monkeypatch):
+    monkeypatch.setattr(trimmed_drafts, "write_json", lambda *_: False)
+    assert "its record was not kept.\n" in run("pull", "big").stderr
+    assert copies(home) == []
+
+
 def test_a_killed_pull_leaves_nothing_that_is_used(run, home, settings, monkeypatch):
     """What is there when a process is killed before its record is written."""
     monkeypatch.setattr(trimmed_drafts, "write_json", lambda *_: True)
