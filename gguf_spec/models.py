@@ -23,6 +23,7 @@ from .system.machine import available_bytes, format_bytes, read_speed
 if TYPE_CHECKING:
     from .runtime.default_model import DefaultModel, default_model
     from .runtime.draft_search import Candidate
+    from .runtime.trimmed_drafts import TrimmedDraft, trim_draft
 
 __all__ = [
     "Candidate",
@@ -31,6 +32,7 @@ __all__ = [
     "Part",
     "Piece",
     "Pulled",
+    "TrimmedDraft",
     "check_room",
     "default_model",
     "find",
@@ -44,6 +46,7 @@ __all__ = [
     "recommended",
     "remove",
     "resolve",
+    "trim_draft",
     "verified",
 ]
 
@@ -219,6 +222,7 @@ def trained_ctx(model: str) -> int:
 # Name -> its module, which loads numpy or much else.
 _LATE = {
     "Candidate": "draft_search", "DefaultModel": "default_model", "default_model": "default_model",
+    "TrimmedDraft": "trimmed_drafts", "trim_draft": "trimmed_drafts",
 }  # fmt: skip
 
 

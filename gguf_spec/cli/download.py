@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,50 @@ def download(
             text = f"{one.name}: {came}, {VERIFIED[one.verified]}: {one.paths[0]}"
             click.echo(text, err=True)
     return pulled
+
+
+def trim_drafts(
+    targets: Sequence[Entry], models_file: Path | None, *, trim: bool, force: bool, quiet: bool
+) -> list[dict[str, Any]]:
+    """Trim the drafts of models, with one line about each on stderr, and return the results.
+
+    Args:
+        trim: False removes the trimmed copies of earlier calls.
+        force: Measure again.
+    """
+    from .. import models as store
+    from ..errors import GgufSpecError, ModelError
+    from .error_text import message_and_hint
+    from .output import counted
+
+    done = []
+    for target in targets:
+        draft = with_drafts([target], True, models_file)[-1]
+        if (
+            draft.name == target.name
+            or draft.path
+            or not (store.find(target) and store.find(draft))
+        ):
+            continue
+        if not trim:
+            store.remove(draft, only_trimmed=True)
+            continue
+        try:
+            with counted(f"trimming {draft.name}", "steps", quiet=quiet) as progress:
+                made = store.trim_draft(
+                    draft, target, models_file=models_file, force=force, progress=progress
+                )
+        except ModelError:  # a load says why it cannot be used
+            continue
+        except GgufSpecError as error:
+            message, _ = message_and_hint(error)
+            click.echo(f"Note: the draft {draft.name} is not trimmed: {message}", err=True)
+            continue
+        if made:
+            done.append(asdict(made) | {"path": str(made.path) if made.path else None})
+        if made and not quiet:
+            click.echo(made.sentence, err=True)
+    return done
 
 
 def with_drafts(names: Sequence[str | Entry], draft: bool, models_file: Path | None) -> list[Entry]:

@@ -26,7 +26,7 @@ from .command import (
     together,
 )
 from .completion import model_names
-from .download import VERIFIED, at_terminal, download, is_agreed, with_drafts
+from .download import VERIFIED, at_terminal, download, is_agreed, trim_drafts, with_drafts
 from .error_text import in_command
 from .options import models_file_option, output_options, table_option
 from .output import aligned, counted, fitted, print_json
@@ -194,7 +194,13 @@ def _use(entry: Entry) -> str:
 @models.command(short_help="Download models and their drafts.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @option("--draft/--no-draft", "Also download the draft of each model.", default=True)
-@flag("--force", "Download the files again.")
+@option(
+    "--trim/--no-trim",
+    "Make a copy of each draft with the rows of its most used tokens, and use it if it is faster; "
+    "without, an earlier copy is removed.",
+    default=True,
+)
+@flag("--force", "Download the files again, and trim the drafts again.")
 @flag("--offline", "Make no request; only verify the files on this disk.")
 @flag("-y --yes", "Do not ask about licences that are not permissive: the only question here.")
 @flag("-q --quiet", "Show no progress.")
@@ -207,7 +213,7 @@ def pull(
     as_json: bool,
     **options: bool,
 ) -> int:
-    """Download models and their drafts, and verify them.
+    """Download models and their drafts, verify them, and trim the drafts.
 
     NAME is the name of a model, OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE[@REVISION]. Files that are
     already on this disk are not downloaded again. Afterwards no network is required. HF_HOME sets
@@ -240,10 +246,15 @@ def pull(
         offline=options["offline"],
         quiet=options["quiet"],
     )
+    trimmed = []
+    if draft:
+        how = {name: options[name] for name in ("trim", "force", "quiet")}
+        trimmed = trim_drafts(named, models_file, **how)
     if as_json:
         fields = ("name", "paths", "n_bytes", "loaded_bytes", "verified")
         rows = [{name: getattr(one, name) for name in fields} for one in pulled]
-        print_json({"models": [row | {"paths": [*map(str, row["paths"])]} for row in rows]})
+        rows = [row | {"paths": [*map(str, row["paths"])]} for row in rows]
+        print_json({"models": rows, "trimmed": trimmed})
     elif len(named) == 1 and at_terminal() and not options["quiet"]:
         click.echo(_use(named[0]), err=True)
     return 0

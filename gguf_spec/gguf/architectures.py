@@ -38,6 +38,10 @@ class Architecture:
             an architecture that is a head itself `shared`: it reads the cache of its target; or
             `layers`: it reads the inputs of three of its target's layers.
         head_of: The architecture whose head it is.
+        takes_rows: Whether a pass over rows of `token_embd.weight`, in place of token ids, gives
+            the same bits, and how the rows are given: `as they are`, or `scaled` by the root of
+            their length. Empty where that was not tried, or where other parts of the model need
+            the ids.
     """
 
     output: Literal["text", "embeddings", "encoding"] = "text"
@@ -54,6 +58,7 @@ class Architecture:
     one_expert_is_none: bool = False
     heads: Literal["", "one", "chain", "shared", "layers"] = ""
     head_of: str = ""
+    takes_rows: Literal["", "as they are", "scaled"] = ""
 
 
 _USUAL = Architecture()
@@ -94,12 +99,13 @@ _GROUPS = (
     ("minimax-01", replace(_HYBRID, attention_every=8, linear_attention=True)),
     # keys and values in all layers
     ("gpt2 gptj mpt refact bloom jais", Architecture(has_rope=False)),
-    ("llama", Architecture(rope_is_checked=True, even_heads=True)),
+    ("llama", Architecture(rope_is_checked=True, even_heads=True, takes_rows="as they are")),
+    ("qwen2 qwen3 qwen3moe", Architecture(even_heads=True, takes_rows="as they are")),
+    ("gemma3", Architecture(takes_rows="scaled")),
     ("deci falcon", Architecture(rope_is_checked=True)),
     (
-        "llama4 mistral3 qwen2 qwen2moe qwen2vl qwen3 qwen3moe smollm3 granite granitemoe olmo "
-        "olmo2 olmoe internlm2 exaone exaone4 starcoder2 seed_oss ernie4_5 arcee apertus baichuan "
-        "xverse",
+        "llama4 mistral3 qwen2moe qwen2vl smollm3 granite granitemoe olmo olmo2 olmoe internlm2 "
+        "exaone exaone4 starcoder2 seed_oss ernie4_5 arcee apertus baichuan xverse",
         Architecture(even_heads=True),
     ),
     # with prediction heads

@@ -20,8 +20,9 @@ from .architectures import Architecture, architecture
 
 # metadata key of the tokens
 TOKENS = "tokenizer.ggml.tokens"
-# metadata key of the kept token ids of a trimmed vocabulary
-IDS = "gguf_spec.trim.ids"
+# metadata keys of a trimmed vocabulary: the kept token ids, the number of tokens of the whole one,
+# and where behind the tensors the embeddings of all tokens are
+IDS, SIZE, ROWS = "gguf_spec.trim.ids", "gguf_spec.trim.size", "gguf_spec.trim.rows"
 # ggml type of tables of token ids
 I64 = 27
 # tensor of an EAGLE-3 head: for each of its tokens the id in the vocabulary
@@ -116,7 +117,8 @@ class Header:
         path: The file, or the first file of a split model.
         metadata: Its scalar values and strings. An array of at most 1,024 numbers is a tuple, and
             so are the kept ids of a trimmed vocabulary; any other array is an `ArrayLength`.
-        file_bytes: Size of the file, or of all files of a split model.
+        file_bytes: Size of the file, or of all files of a split model, without the embeddings that
+            a trimmed draft has behind its tensors: llama.cpp does not load these.
         kinds: The type of each value in llama.cpp's notation, such as `u32`; `[str]` for an array
             of strings.
         tensors: Positions and types of the tensors.
@@ -411,6 +413,24 @@ class Reader:
             known = at is not None and tensor.n_bytes
             at = tensor.offset - -tensor.n_bytes // alignment * alignment if known else None
 
+    def place_of_rows(
+        self, metadata: dict[str, Any], tensors: list[Tensor], needed: int, data_at: int
+    ) -> int:
+        """Return where the embeddings behind the tensors start; the end of the file without any."""
+        if ROWS not in metadata:
+            return self.file_bytes
+        at, size = metadata[ROWS], metadata.get(SIZE)
+        table = next((one for one in tensors if one.name == "token_embd.weight"), None)
+        if not (isinstance(at, int) and isinstance(size, int) and table and 0 < size <= MAX_TOKENS):
+            raise self.damaged("its embeddings of all tokens have no place")
+        start, row = data_at + at, table.n_bytes // table.shape[-1]
+        if not needed <= start or not row or start + size * row > self.file_bytes:
+            raise self.damaged(
+                f"it has {self.file_bytes:,} bytes, but embeddings of {size:,} tokens "
+                f"from byte {start:,} on"
+            )
+        return start
+
     def check_bytes(self, tokenizer: Any) -> None:
         spelled = _SPELLED.get(tokenizer)
         if spelled is None or self.tokens_at is None:
@@ -454,7 +474,8 @@ class Reader:
             raise NotAModelError(self.path, what, hint)
         self.check_places(tensors, alignment)
         return Header(
-            self.path, metadata, n_tensors, self.file_bytes, kinds,
+            self.path, metadata, n_tensors,
+            self.place_of_rows(metadata, tensors, needed, data_at), kinds,
             tensors=tuple(tensors), tokens_at=self.tokens_at, data_at=data_at, parts=(self.path,),
             parts_at=(data_at,),
         )  # fmt: skip

@@ -31,6 +31,8 @@ from .header import (
     I64,
     IDS,
     MAX_TOKENS,
+    ROWS,
+    SIZE,
     TOKEN_TABLE,
     TOKENS,
     ArrayLength,
@@ -63,7 +65,7 @@ _ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")
 # Special tokens of the tokenizer `bert`: metadata key -> default of llama.cpp.
 _BERT_TOKENS = {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103}
 # metadata keys: tokenizer.ggml.model of the whole vocabulary, and its number of tokens
-TOKENIZER, SIZE = "gguf_spec.trim.tokenizer", "gguf_spec.trim.size"
+TOKENIZER = "gguf_spec.trim.tokenizer"
 
 
 def read_header(path: Path) -> Header:
@@ -397,17 +399,21 @@ class Trimmed:
     """The kept part of a vocabulary, in the metadata of a draft with a trimmed vocabulary.
 
     Such a file has rows for some tokens of a vocabulary only. Row i belongs to the token `ids[i]`.
-    `models trim` writes it; llama.cpp loads it as a model without a tokenizer.
+    `gguf.trimming` writes it; llama.cpp loads it as a model without a tokenizer.
 
     Attributes:
         ids: Ids of the kept tokens, ascending.
         tokenizer: `tokenizer.ggml.model` of the whole vocabulary.
         size: Number of tokens of the whole vocabulary.
+        rows_at: Byte of the file at which the embeddings of all tokens start, in the type of
+            `token_embd.weight`. So every token can be read, and only the kept ones are proposed.
+            None in a file without them, and for an architecture that does not take them.
     """
 
     ids: tuple[int, ...]
     tokenizer: str
     size: int
+    rows_at: int | None = None
 
 
 def trimmed(header: Header) -> Trimmed | None:
@@ -433,7 +439,9 @@ def trimmed(header: Header) -> Trimmed | None:
     ordered = all(a < b for a, b in itertools.pairwise(ids))
     if not (ordered and ids[0] >= 0 and ids[-1] < size):
         raise damaged(header.path, "the ids in its table of kept tokens are not ascending")
-    return Trimmed(ids, name, size)
+    has_rows = ROWS in metadata and header.facts.takes_rows
+    rows_at = header.data_at + metadata[ROWS] if has_rows else None
+    return Trimmed(ids, name, size, rows_at)
 
 
 # ---- data that were never written

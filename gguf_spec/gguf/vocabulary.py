@@ -59,6 +59,7 @@ class FileVocabulary:
             For a trimmed vocabulary those of the whole one.
         n_vocab: Number of tokens.
         kept: Ids of the tokens of a trimmed vocabulary, ascending; None if it is whole.
+        reads_all: Whether a model with this vocabulary can read all its tokens.
     """
 
     n_vocab: int
@@ -67,6 +68,7 @@ class FileVocabulary:
         self._header, metadata = header, header.metadata
         table = trimmed(header)
         self.kept: tuple[int, ...] | None = table.ids if table else None
+        self.reads_all: bool = table is None or table.rows_at is not None
         model = table.tokenizer if table else str(metadata.get("tokenizer.ggml.model", ""))
         pre = str(metadata.get("tokenizer.ggml.pre", ""))
         kind, bos, eos, add_bos, add_eos = _KINDS.get(model, (0, -1, -1, False, False))

@@ -32,7 +32,7 @@ from .devices import start_numa
 from .exactness import predicted
 from .log import context_error, keep_last, keep_lines, log, verbose
 from .memory import bytes_of_position, cpu_batch, fit_layers, padded
-from .native import N_BATCH, SequenceTokens
+from .native import N_BATCH, Native, SequenceTokens
 from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import flash_on_cpu, has_own_attention
@@ -129,6 +129,7 @@ class Context:
         ((_, options),) = fit_layers([(header, options)])
         self.weights, self._owner = Weights(file, options), next(_OWNERS)
         self._n_passes = self._n_rows = 0  # those that returned rows
+        self._whole: Logits = np.empty((0, 0), np.float32)
         if is_head_alone(header):
             what = f"{file.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(file.path, what, "use it as the draft of that model.")
@@ -327,7 +328,7 @@ class Context:
         """
         given, tokens, n_rows = part
         given.check_room(tokens)
-        sequence, native, weights = self.sequences[given.index], self.weights.native, self.weights
+        sequence, native = self.sequences[given.index], self.weights.native
         one = self._tokens(part, least)
         if least > 1:  # the number of computed rows chooses kernels of a GPU, too
             n_computed = max(one.n_rows + one.n_more, least if one.n_rows else 0)
@@ -342,7 +343,7 @@ class Context:
         self._passed(one, cached, tokens, time.perf_counter() - started)
         self._n_passes += n_rows > 0
         self._n_rows += n_rows
-        return native.rows(len(tokens) - n_rows, n_rows, weights.n_vocab)
+        return self._logits(native, [(len(tokens) - n_rows, n_rows)])[0]
 
     def decode(
         self, parts: Sequence[PassPart], n_sequences: int = 0, holds: bool = False
@@ -389,11 +390,27 @@ class Context:
             raise self._failed(parts, code, n_past)
         self._n_passes += n_rows > 0
         self._n_rows += n_rows
-        n_vocab = self.weights.n_vocab
-        return [
-            native.rows(ends[part.sequence.index] - part.n_rows, part.n_rows, n_vocab)
-            for part in parts
-        ]
+        places = [(ends[part.sequence.index] - part.n_rows, part.n_rows) for part in parts]
+        return self._logits(native, places)
+
+    def _logits(self, native: Native, places: Sequence[tuple[int, int]]) -> list[Logits]:
+        """Return the rows of a pass; a token that has none in a trimmed draft has the logit -inf.
+
+        Args:
+            places: The first token in the batch and the number of rows, for each part.
+        """
+        n_vocab, kept = self.weights.n_vocab, self.weights.kept
+        if kept is None:
+            return [native.rows(first, n, n_vocab) for first, n in places]
+        total, found = max(1, sum(n for _, n in places)), list[Logits]()
+        if len(self._whole) < total:
+            self._whole = np.full((total, n_vocab), -np.inf, np.float32)
+        at = 0
+        for first, n in places:
+            found.append(self._whole[at : at + n])
+            found[-1][:, kept] = native.rows(first, n, len(kept))
+            at += n
+        return found
 
     def _passed(
         self,

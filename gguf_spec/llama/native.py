@@ -27,6 +27,7 @@ from ..system.process import OfOneProcess
 from .bindings import C
 from .devices import apply_placement
 from .options import Placement
+from .token_rows import TokenRows
 
 Names = Sequence[str]
 N_BATCH = 512  # largest number of tokens in a batch
@@ -99,9 +100,11 @@ class Native(OfOneProcess):
     Attributes:
         batch: The tokens of the next pass.
         has_copies: Whether copies of sequences wait for the next pass.
+        token_rows: What the passes take in place of token ids; None for the ids.
     """
 
     has_copies: bool
+    token_rows: TokenRows | None = None
 
     def __init__(self, weights: Native | None = None) -> None:
         """Create an object without pointers.
@@ -184,8 +187,9 @@ class Native(OfOneProcess):
         if not self._contexts[0]:
             return False
         self._memory = C.llama_get_memory(self._contexts[0])
-        keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
-        self.batch = TokenBatch(self._batches[0], n_batch)
+        width = self.token_rows.width if self.token_rows else 0
+        keep(self._batches, C.llama_batch_init, n_batch, width, 1)
+        self.batch = TokenBatch(self._batches[0], n_batch, self.token_rows)
         return True
 
     def open_head(self, params: Any) -> tuple[Any, Any, Any] | None:
@@ -303,10 +307,16 @@ class SequenceTokens(NamedTuple):
 class TokenBatch:
     """The tokens of one pass."""
 
-    def __init__(self, batch: Any, size: int = N_BATCH) -> None:
-        """Wrap a `llama_batch` with room for `size` tokens."""
-        self._batch = batch
-        self._tokens = np.ctypeslib.as_array(batch.token, (size,))
+    def __init__(
+        self, batch: Any, size: int = N_BATCH, token_rows: TokenRows | None = None
+    ) -> None:
+        """Wrap a `llama_batch` with room for `size` tokens, or for that many rows."""
+        self._batch, self._token_rows = batch, token_rows
+        if token_rows:
+            self._rows = np.ctypeslib.as_array(batch.embd, (size, token_rows.width))
+            self._tokens = np.empty(size, np.int32)
+        else:
+            self._tokens = np.ctypeslib.as_array(batch.token, (size,))
         self._positions = np.ctypeslib.as_array(batch.pos, (size,))
         self._outputs = np.ctypeslib.as_array(batch.logits, (size,))
         np.ctypeslib.as_array(batch.n_seq_id, (size,))[:] = 1
@@ -331,4 +341,6 @@ class TokenBatch:
             for ids in self._sequences[row:end]:
                 ids[0] = sequence
             row = end
+        if self._token_rows:
+            self._rows[:row] = self._token_rows.of(self._tokens[:row])
         self._batch.n_tokens = row

@@ -10,6 +10,9 @@ from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import (
     ClosedError,
     ForkedError,
@@ -17,7 +20,7 @@ from ..errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
-from ..gguf.validation import Header, ModelFile, check_version
+from ..gguf.validation import Header, ModelFile, check_version, trimmed
 from ..options import IMAGE_IDS, well_formed
 from ..plugins import plugin
 from ..system.files import version
@@ -27,6 +30,7 @@ from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
 from .native import Native, end_with_program, long_call
 from .options import ContextOptions
+from .token_rows import TokenRows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +59,8 @@ class Weights(OfOneProcess):
         end_of_turn: The token that ends a turn of a chat; negative if missing.
         can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
             models.
+        kept: Ids of the tokens that have a row of logits, if others can be read; None if all have
+            one.
     """
 
     file: ModelFile
@@ -63,6 +69,7 @@ class Weights(OfOneProcess):
 
     n_ctx = 0
     n_ctx_limit: int | None = None
+    kept: NDArray[np.int64] | None = None
     _error: type[ClosedError] = ClosedError
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:
@@ -137,7 +144,7 @@ class Weights(OfOneProcess):
             raise load_error(header, log)
         if options.placement.mlock and (lines := [line for line in log if "mlock" in line]):
             raise not_locked(header, lines)
-        self._know_vocabulary()
+        self._know_vocabulary(header)
         ask = native.model
         is_diffusion = not params.vocab_only and ask(C.llama_model_is_diffusion)
         if not params.vocab_only and (
@@ -155,10 +162,13 @@ class Weights(OfOneProcess):
         for adapter, before in zip(options.lora, versions, strict=True):
             check_version(adapter.path, before)
 
-    def _know_vocabulary(self) -> None:
+    def _know_vocabulary(self, header: Header) -> None:
         """Read the properties that are needed often, or after `close`."""
-        of_model, of_vocab = self.native.model, self.native.vocab
+        of_model, of_vocab, table = self.native.model, self.native.vocab, trimmed(header)
         self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
+        if table and table.rows_at is not None:
+            self.native.token_rows = TokenRows(header, table.rows_at, table.size)
+            self.kept, self.n_vocab = np.array(table.ids), table.size
         self.n_params: int = of_model(C.llama_model_n_params)
         self.n_embd: int = of_model(C.llama_model_n_embd)
         # a damaged number is negative

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -38,14 +37,12 @@ from ..errors import (
 from ..results import OnProgress, Progress
 from ..system.files import (
     DISK_FULL,
-    cache_file,
     cache_folder,
     exclusive,
     existing,
     move,
     read_json,
     sync,
-    version,
     write_json,
 )
 from ..system.machine import format_bytes
@@ -53,10 +50,11 @@ from . import hub, package
 from .hub import explained
 from .models_file import Entry, Part
 from .resolve import ModelName, located, resolve
+from .sums import checksum, known_sum, mark_of
+from .trimmed import existing_folder, remove_trimmed
 
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
-_CHUNK = 1 << 20  # read size in bytes
 _LOG = logging.getLogger(__name__)
 
 
@@ -143,12 +141,15 @@ def verified(model: ModelName, models_file: str | Path | None = None) -> Verifie
     return min(verdicts, key=_RANKS.index)
 
 
-def remove(model: ModelName, models_file: str | Path | None = None) -> int:
-    """Delete a downloaded model; return the number of freed bytes.
+def remove(
+    model: ModelName, models_file: str | Path | None = None, *, only_trimmed: bool = False
+) -> int:
+    """Delete a downloaded model and its trimmed copy; return the number of freed bytes.
 
     Args:
         model: The model. Bundled models and the user's own files are never deleted.
         models_file: As for `list_models`.
+        only_trimmed: Keep the model, and delete its trimmed copy.
 
     Raises:
         ModelNotFoundError: There is no such model.
@@ -164,7 +165,10 @@ def remove(model: ModelName, models_file: str | Path | None = None) -> int:
     if not paths:
         raise _not_downloaded(entry)
     with explained(entry, entry.parts[0]):
-        return _delete(entry, paths)
+        copy = existing_folder(paths)
+        freed = 0 if only_trimmed else _delete(entry, paths)
+        # without a freed byte another revision has the same file
+        return freed + (remove_trimmed(copy) if copy and (freed or only_trimmed) else 0)
 
 
 def check_room(models: Iterable[Entry]) -> None:
@@ -565,13 +569,13 @@ def _publish(entry: Entry, work: Path, goal: Path, tell: OnProgress) -> None:
     where = entry.pieces[0].package if n == 1 else f"{n} packages"
     if (there := file.stat().st_size) != size:
         raise package.not_declared(entry.name, part.file, where, "size", size, there)
-    found = _sum(file, tell, 0, size)
+    found = checksum(file, tell, 0, size)
     if found != part.sha256:
         raise package.not_declared(entry.name, part.file, where, "sha256", part.sha256, found)
     goal.parent.mkdir(exist_ok=True)
     sync(file)
     move(file, goal)
-    write_json(_mark(goal), {"sha256": found})
+    write_json(mark_of(goal), {"sha256": found})
 
 
 # ---- verification
@@ -606,9 +610,9 @@ def _verify(
         wanted, found = part.sha256 or _etag(path), known_sum(path)
         if wanted and found != wanted:  # what was kept may be damaged, and not the model
             with explained(entry, part):
-                mark = _mark(path)
+                mark = mark_of(path)
                 try:
-                    found = _sum(path, tell, done, total)
+                    found = checksum(path, tell, done, total)
                 except PermissionError:
                     if not (entry.pieces and path == _stored(entry)):
                         raise
@@ -644,39 +648,3 @@ def _etag(path: Path) -> str | None:
     """
     name = hub.blob(path).name
     return name if is_sum(name) else None
-
-
-def _mark(path: Path) -> Path:
-    """Return the path of a file's cached sum; it changes with the file."""
-    return cache_file("verified", [path.resolve(), *version(path)[1:]])
-
-
-def known_sum(path: Path) -> str | None:
-    kept = read_json(_mark(path))
-    return kept.get("sha256") if isinstance(kept, dict) else None
-
-
-def sum_of(path: Path) -> str:
-    """Return the sha256 of a file, computed where it is not known.
-
-    Raises:
-        OSError: The file cannot be read, or was changed meanwhile.
-    """
-    mark = _mark(path)
-    found = known_sum(path)
-    if found is None:
-        found = _sum(path, lambda _: None, 0, 0)
-        if mark != _mark(path):
-            raise OSError(errno.EBUSY, "it was changed meanwhile", str(path))
-        write_json(mark, {"sha256": found})
-    return found
-
-
-def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            done += len(chunk)
-            tell(Progress("checksum", done, total, "bytes"))
-    return digest.hexdigest()

@@ -30,6 +30,7 @@ from ..options import DRAFT_WORDS, K_MAX
 from ..registry import download
 from ..registry.models_file import BUNDLED
 from ..registry.resolve import Entry, entries, local_models
+from ..registry.trimmed import trimmed_copy
 from ..speculative.vocabularies import check_vocabulary, common_share
 from ..system.files import cache_file, read_json, write_json
 from ..system.machine import format_bytes
@@ -170,6 +171,12 @@ def candidates(
     )
 
 
+def trimmed_or_whole(load: LoadOptions, file: ModelFile) -> ModelFile:
+    """Return the trimmed copy of a draft if there is one; adapters need the whole draft."""
+    copy = None if load.of_draft.lora else trimmed_copy(file.paths)
+    return ModelFile(copy, as_draft=True) if copy else file
+
+
 def head_candidate(load: LoadOptions) -> Candidate | None:
     """Return the candidate for the prediction head in a target's file, or None without one."""
     target = load.file
@@ -227,6 +234,7 @@ def _judge(
     try:
         if is_head_alone(file.header):
             return _judge_head(load, name, file, declared)
+        file = trimmed_or_whole(load, file)
         why_not, share = "", 0.0
         if file.header.file_bytes >= target.header.file_bytes:
             sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]

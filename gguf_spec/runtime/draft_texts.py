@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidOptionError
+from ..gguf.validation import ModelFile
 from ..llama.sequence import CachedSequence
 from ..speculative.drafters import DraftStore
 from ..system.files import absolute, read_text
@@ -74,8 +76,7 @@ class DraftTexts:
             self._folder = folder if folder.open() else None
         if self._folder:
             adapters = [(one.content_id, one.scale) for one in target.options.lora]
-            root = self._folder.name("", repr((target.file.content_id, adapters)).encode())
-            self._piece = Piece(root, self._folder.name(root, b"drafts"), 0)
+            self._piece = _piece_of(self._folder, target.file, adapters)
             self._read(self._folder)
         if source:
             self._add_files(source)
@@ -153,6 +154,31 @@ class DraftTexts:
         self._files, self._new_files, self._n_written, self._written = {}, {}, 0, ""
         if self._folder:
             self._folder.remove(self._piece)
+
+
+def _piece_of(
+    folder: PieceFolder, target: ModelFile, adapters: Sequence[tuple[str, float]] = ()
+) -> Piece:
+    root = folder.name("", repr((target.content_id, [*adapters])).encode())
+    return Piece(root, folder.name(root, b"drafts"), 0)
+
+
+def stored_tokens(target: ModelFile) -> list[int]:
+    """Return the tokens that the cache folder has of a target without adapters, the oldest first.
+
+    None are there if the store was never used, or is not whole.
+    """
+    path = drafts_folder()
+    folder = PieceFolder(path, _LIMIT, "drafts")
+    if not (path.is_dir() and folder.open()):
+        return []
+    piece = _piece_of(folder, target)
+    about, data = (folder.read(piece) if folder.has(piece) else None) or ({}, memoryview(b""))
+    try:
+        kept = array("i", bytes(data[: int(about["n_bytes"])]))
+    except (KeyError, TypeError, ValueError):
+        return []
+    return kept.tolist()
 
 
 def _files(source: Path) -> Iterator[tuple[Path, int, int]]:

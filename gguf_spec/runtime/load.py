@@ -491,11 +491,22 @@ def _load_drafter(
         translation = translation_of(target.weights, draft.weights, *headers)
         if not (draft.why_plain or (translation and not draft.can_roll_back)):
             opened.pop_all()
-            return draft, translation, [f"{translation.note}."] if translation else []
+            if translation:
+                return draft, translation, [f"{translation.note}."]
+            return draft, None, _about_named(plan.load, draft)
         why = draft.why_plain or (
             f"{draft.path.name} is recurrent or hybrid, and has other token ids than the target"
         )
         return None, None, [f"the draft {why}: drafts come from the text only."]
+
+
+def _about_named(load: LoadOptions, draft: CachedSequence) -> list[str]:
+    """Return a note on a trimmed draft that the user named."""
+    kept = draft.weights.kept
+    if kept is None or not load.draft.model:
+        return []
+    known = f"knows {len(kept):,} of the {draft.n_vocab:,} tokens"
+    return [f"the draft {draft.path.name} {known}."]
 
 
 def _plainly(target: CachedSequence) -> str:

@@ -34,7 +34,7 @@ from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.cost_model import BatchCosts, CostModel, Pace
 from ..speculative.profile import Profile
-from .draft_search import choose, head_candidate
+from .draft_search import choose, head_candidate, trimmed_or_whole
 from .load_options import NO_HEAD, NOT_WITH_PARALLEL, Files, HeadChoice, LoadOptions, Plan
 from .profile_files import ModelKey, read_profile
 
@@ -86,6 +86,8 @@ def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]
             given = ModelFile(local(entry), as_draft=True)
             with curable(entry):
                 _ = given.header
+            if entry.path is None:  # a path means that file
+                given = trimmed_or_whole(load, given)
         head = _head(load, given)
         notes += [f"{head.why_not}: drafts come from elsewhere."] if head.why_not else []
     draft = None if head.kind else given

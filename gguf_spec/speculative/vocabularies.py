@@ -46,7 +46,7 @@ def translation_of(
         of_target = FileVocabulary(header)
         share = common_share(of_target, of_draft, error)
         return _by_texts(target, draft, of_target, of_draft, share)
-    return None if kept is None else _by_ids(target, draft, of_draft)
+    return None if of_draft.reads_all else _by_ids(target, draft, of_draft)
 
 
 def common_share(
@@ -117,9 +117,9 @@ def _by_texts(
 
 
 def _rows_of(vocabulary: FileVocabulary) -> Mapping[int, int]:
-    """Return the row of each token of a draft."""
+    """Return the id by which a draft knows each of its tokens: its row, if it reads these only."""
     ids = vocabulary.kept or range(vocabulary.n_vocab)
-    return {token: row for row, token in enumerate(ids)}
+    return {token: token if vocabulary.reads_all else row for row, token in enumerate(ids)}
 
 
 def _spelled_with_rows(vocabulary: FileVocabulary) -> Callable[[bytes], tuple[int, ...]]:

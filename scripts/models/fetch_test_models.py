@@ -14,9 +14,9 @@ from pathlib import Path
 
 from gguf_spec import errors, models
 from gguf_spec.gguf import writing
+from gguf_spec.gguf.trimming import read_values
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.system.files import atomic_write, cache_folder
-from gguf_spec_trim.rows import read_values
 
 TEST_MODELS = Path(__file__).with_name("test_models.yaml")
 NAMES = ("smollm2-135m-instruct", "gemma3-270m-base")

@@ -180,7 +180,7 @@ def test_places_that_are_refused_keep_their_files(model, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gguf_spec_trim.trimming.write_with_rows", full)
+    monkeypatch.setattr("gguf_spec.gguf.trimming._write", full)
     with pytest.raises(OutputFileError, match="No space left"):
         trim(model, tmp_path / "a.gguf", keep=400, force=True)
     assert list(tmp_path.iterdir()) == [tmp_path / "a.gguf"]
