@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint8
 from functools import cache, partial
@@ -117,11 +116,16 @@ class Chosen(NamedTuple):
     logprobs: list[TokenLogprob]
 
 
+# Work memory that is kept for the next rows, in pieces for one thread.
+_MOST_FREE = 2
+_NO_MEMORY = np.zeros(0, np.uint8)
+
+
 class Library:
     """The sampler's functions of a loaded library of kernels."""
 
     def __init__(self, library: Any) -> None:
-        self.sample: Any = library.gguf_spec_sample
+        self._sample: Any = library.gguf_spec_sample
         self.compute: Any = library.gguf_spec_sampling_compute
         self.compute.argtypes = (ctypes.c_int, ctypes.c_void_p, c_int64)
         self.grow: Any = library.gguf_spec_grow
@@ -129,17 +133,22 @@ class Library:
         self.walk: Any = library.gguf_spec_walk
         self._bytes = library.gguf_spec_sampling_bytes
         self._bytes.restype, self._bytes.argtypes = c_int64, (c_int64,)
-        self._kept = threading.local()
+        # work memory that is not in use
+        self._free: list[NDArray[np.uint8]] = []
 
-    def work(self, n_vocab: int) -> int:
-        """Return the address of this thread's work memory for rows of one size."""
-        if getattr(self._kept, "n_vocab", 0) != n_vocab:
-            self._kept.n_vocab = 0
-            self._kept.memory = np.zeros(self._bytes(n_vocab), np.uint8)
-            self._kept.address = self._kept.memory.ctypes.data
-            self._kept.n_vocab = n_vocab
-        address: int = self._kept.address
-        return address
+    def sample(self, rows: _Rows) -> None:
+        """Sample the rows of one request, with work memory that no other thread uses."""
+        n_bytes = self._bytes(rows.n_vocab)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = _NO_MEMORY
+        if len(memory) != n_bytes:
+            memory = np.zeros(n_bytes, np.uint8)
+        rows.work = memory.__array_interface__["data"][0]
+        self._sample(ctypes.byref(ctypes.pointer(rows)), 1)
+        if len(self._free) < _MOST_FREE:
+            self._free.append(memory)
 
 
 class Tree:
@@ -229,7 +238,7 @@ class NativeSampler:
             noise: Largest change of logits that a near tie allows for; 0 where none is looked for.
         """
         s = self._s = sampler.sampling
-        self._library, self._sampler, self._call = library, sampler, library.sample
+        self._library, self._sampler = library, sampler
         self._keys = sampler.rng.keys
         self._is_drawn, self._n_top = not s.greedy, -1 if s.logprobs is None else s.logprobs
         penalises = s.repeat_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0
@@ -260,8 +269,7 @@ class NativeSampler:
         )
         self._rows, self._room = _Rows(chain=ctypes.pointer(self._chain)), 0
         # those of the last round: mostly the next ones are the same view
-        self._logits, self._thread, self._checks = np.zeros(0, np.float32), 0, False
-        self._pointer = (POINTER(_Rows) * 1)(ctypes.pointer(self._rows))
+        self._logits, self._checks = np.zeros(0, np.float32), False
 
     def _make_room(self, n: int) -> None:
         """Allocate the results of `n` rows."""
@@ -284,11 +292,9 @@ class NativeSampler:
             # without the checks of `ctypes.data`, which take longer than the rest
             rows.logits = logits.__array_interface__["data"][0]
             rows.n_vocab, rows.n_rows = logits.shape[1], n
-            self._n_rows, self._n_vocab = n, logits.shape[1]
-        thread = self._library.work(self._n_vocab)
-        if thread != self._thread or checks != self._checks:
-            self._thread, self._checks = thread, checks
-            rows.work, rows.checks = thread, checks
+            self._n_rows = n
+        if checks != self._checks:
+            self._checks = rows.checks = checks
 
     def choose(
         self, logits: Logits, history: Sequence[int], draft: Sequence[int], checks: bool
@@ -351,7 +357,7 @@ class NativeSampler:
             rows.n_dry = len(dry[0])
             rows.dry_ids = (c_int32 * rows.n_dry)(*dry[0].tolist())
             rows.dry = (c_double * rows.n_dry)(*dry[1].tolist())
-        self._call(self._pointer, 1)
+        self._library.sample(rows)
         n = rows.n_tokens
         if n < 0:
             raise NoTokenLeftError
