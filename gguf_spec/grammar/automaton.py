@@ -83,6 +83,11 @@ _LEAST = (0, 0, 0x80, 0x800, 0x10000)
 _FIRST, _LATER = (1 << 0x80) - 1 | (1 << 0xF5) - (1 << 0xC2), (1 << 0xC0) - (1 << 0x80)
 
 
+# In place of the bytes of an incomplete character, one for each byte that is missing: all of its
+# ends are allowed.
+_ANY = b"\xff"
+
+
 # ---- the notation
 
 
@@ -368,6 +373,8 @@ def _next_bytes(ranges: Ranges, begun: bytes) -> int:
 
     UTF-8 keeps the order of code points.
     """
+    if begun[:1] == _ANY:
+        return _LATER
     first, last = _span(begun)
     found = 0
     for low, high in ranges:
@@ -456,6 +463,7 @@ class Automaton:
         self._gbnf, self._rules = gbnf, _parsed(gbnf)
         self._ids = {word: self._id(word, read_token) for word in self._rules.tokens}
         self._next_bytes: dict[tuple[int, bytes], int] = {}
+        self._known_groups: dict[tuple[int, frozenset[int], bytes], list[tuple[bytes, bytes]]] = {}
         self.work, self._rest_at = 0, _UNTIL_REST
         self.rest: Callable[[], object] = lambda: None
         self.known = known or Known()
@@ -563,19 +571,52 @@ class Automaton:
         stacks, begun = self.states[at]
         for bytes_, members in self._parts(stacks, begun):
             whole = half = None
-            for byte in range(bytes_.bit_length()):
-                if not bytes_ >> byte & 1:
-                    continue
-                if len(begun) + 1 == _size(begun[0] if begun else byte):
-                    if whole is None:
-                        whole = self.number((self._after(members), b""))
-                        self.work += 2
-                    row[byte] = whole
+            for some, after in self._groups(bytes_, members, begun):
+                self.work += 2
+                if not after:
+                    whole = self.number((self._after(members), b"")) if whole is None else whole
+                    next_ = whole
                 else:
                     half = frozenset(members) if half is None else half
-                    row[byte] = self.number((half, begun + bytes([byte])))
-                    self.work += 2
+                    next_ = self.number((half, after))
+                for byte in some:
+                    row[byte] = next_
         return row
+
+    def _groups(
+        self, bytes_: int, members: Iterable[Stack], begun: bytes
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the bytes of a bit mask in groups, each with the bytes of a character behind it.
+
+        Where a stack allows each end of a character, only the number of its bytes counts.
+        """
+        n = len(self._rules.nodes)
+        nodes = frozenset(stack[-1] % n for stack in members)
+        found = self._known_groups.get((bytes_, nodes, begun))
+        if found is None:
+            groups: dict[bytes, list[int]] = defaultdict(list)
+            for byte in range(bytes_.bit_length()):
+                if bytes_ >> byte & 1:
+                    groups[self._begun(nodes, begun, byte)].append(byte)
+            found = [(bytes(some), after) for after, some in groups.items()]
+            self._known_groups[bytes_, nodes, begun] = found
+        return found
+
+    def _begun(self, nodes: Iterable[int], begun: bytes, byte: int) -> bytes:
+        """Return the state of a character after one more byte; empty if it is complete."""
+        if begun[:1] == _ANY:
+            return begun[1:]
+        after = begun + bytes([byte])
+        n_more = _size(after[0]) - len(after)
+        first, last = _span(after)
+        if last - first + 1 < 64**n_more:  # some ends are no characters
+            return after
+        for node in nodes if n_more else ():
+            if not any(
+                low <= first and last <= high for low, high in self._rules.nodes[node][0][1]
+            ):
+                return after
+        return _ANY * n_more
 
     def _parts(self, stacks: Iterable[Stack], begun: bytes) -> list[tuple[int, list[Stack]]]:
         """Return disjoint sets of bytes (bit masks), each with the stacks that accept them."""

@@ -30,11 +30,11 @@ class TokenTree(Protocol):
 
     def accepted(
         self, automaton: Automaton, start: int, most: int
-    ) -> tuple[NDArray[np.uint8], list[int]]:
+    ) -> tuple[NDArray[np.uint8], list[int]] | None:
         """Return the tokens that an automaton accepts, and the states whose rows that needed.
 
-        A byte has the bits of eight tokens, the lowest one first. They are incomplete where new
-        rows take more work than `most`.
+        A byte has the bits of eight tokens, the lowest one first. None if new rows take more work
+        than `most`.
         """
 
 
@@ -220,11 +220,11 @@ class Grammar:
     def _make_mask(self, tree: TokenTree, at: int) -> bytes | None:
         automaton, pieces = self._automaton, self._pieces
         known = automaton.known
-        bits, used = tree.accepted(automaton, at, _MASK_WORK)
-        work = sum(known.rows[one][1] for one in used)
-        if work > _MASK_WORK:
-            known.refused += work
+        found = tree.accepted(automaton, at, _MASK_WORK)
+        if not found or sum(known.rows[one][1] for one in found[1]) > _MASK_WORK:
+            known.refused += _MASK_WORK
             return None
+        bits = found[0]
         n_vocab = len(pieces.first)
         is_allowed = np.unpackbits(bits, count=n_vocab, bitorder="little").view(np.bool_)
         self._whole(known.states[at], is_allowed, np.arange(n_vocab))

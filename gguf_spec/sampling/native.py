@@ -177,7 +177,7 @@ class Tree:
 
     def accepted(
         self, automaton: Automaton, start: int, most: int
-    ) -> tuple[NDArray[np.uint8], list[int]]:
+    ) -> tuple[NDArray[np.uint8], list[int]] | None:
         states, mask = np.empty(self._n_deep, np.int32), np.zeros(self._n_bytes, np.uint8)
         states[0], used = start, np.zeros(0, np.uint8)
         walk = _Walk(
@@ -186,14 +186,16 @@ class Tree:
             states=states.ctypes.data,
             mask=mask.ctypes.data,
         )
-        while automaton.work <= most:
+        unknown = start
+        while unknown >= 0:
+            if automaton.work > most:
+                return None
             addresses = automaton.known.addresses
             used = np.concatenate((used, np.zeros(len(addresses) - len(used), np.uint8)))
             walk.rows, walk.used = addresses.ctypes.data, used.ctypes.data
             unknown = self._walk(ctypes.byref(walk))
-            if unknown < 0:
-                break
-            automaton.row(unknown)
+            if unknown >= 0:
+                automaton.row(unknown)
         return mask, np.flatnonzero(used).tolist()
 
 
