@@ -11,6 +11,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, arrays
 from gguf_spec.arrays import exp, log, total
+from gguf_spec.grammar import token_grammar
 from gguf_spec.llama import own_kernels
 from gguf_spec.sampling import chain, native, rng
 from tests.support import children
@@ -193,9 +194,14 @@ def test_a_bug_is_noticed(bug, tmp_path):
 # ---- whole texts
 
 
-@pytest.mark.parametrize("parallel", [1, 3])
-def test_texts_are_those_without_the_library(library, monkeypatch, parallel):
-    """Drafts, near ties, penalties of long texts and log-probabilities; and each request used the library."""
+@pytest.mark.parametrize(("parallel", "most"), [(1, 20_000), (3, 20_000), (1, -1), (1, 500)])
+def test_texts_are_those_without_the_library(library, monkeypatch, parallel, most):
+    """Drafts, near ties, penalties of long texts and log-probabilities; and each request used the library.
+
+    So do grammars whose masks take too much work, and those of which some do.
+    """
+    monkeypatch.setattr(token_grammar, "_MASK_WORK", most)
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2}
     ways = [
         {"temperature": 0.0},
         {},
@@ -203,6 +209,9 @@ def test_texts_are_those_without_the_library(library, monkeypatch, parallel):
         {"top_k": 0, "top_p": 1.0, "min_p": 0.02, "repeat_penalty": 1.2, "penalty_last_n": -1},
         {"top_n_sigma": 1.0, "presence_penalty": 0.5, "ignore_eos": True},
         {"dry_multiplier": 0.8, "logit_bias": {5: -1.0}},
+        {"json_schema": schema, "logprobs": 2},
+        {"json_schema": schema, "temperature": 0.0, "ignore_eos": True},
+        {"grammar": 'root ::= ([a-z]{1,4} " ")+ "."', "top_k": 0, "dry_multiplier": 0.8},
     ]
     asked = []
 
