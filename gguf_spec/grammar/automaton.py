@@ -16,7 +16,7 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -81,6 +81,11 @@ State = tuple[frozenset[Stack], bytes]
 _LEAST = (0, 0, 0x80, 0x800, 0x10000)
 # sets of bytes as bit masks: the first byte of a character, and the later ones
 _FIRST, _LATER = (1 << 0x80) - 1 | (1 << 0xF5) - (1 << 0xC2), (1 << 0xC0) - (1 << 0x80)
+
+
+# In place of the bytes of an incomplete character, one for each byte that is missing: all of its
+# ends are allowed.
+_ANY = b"\xff"
 
 
 # ---- the notation
@@ -368,6 +373,8 @@ def _next_bytes(ranges: Ranges, begun: bytes) -> int:
 
     UTF-8 keeps the order of code points.
     """
+    if begun[:1] == _ANY:
+        return _LATER
     first, last = _span(begun)
     found = 0
     for low, high in ranges:
@@ -381,26 +388,87 @@ def _next_bytes(ranges: Ranges, begun: bytes) -> int:
 _parsed = lru_cache(maxsize=2)(Rules)
 
 
+class Known:
+    """Numbered states of a grammar, and what was computed for them.
+
+    Requests with the same grammar share it; for those in several threads it needs a lock. Nothing
+    is ever removed from it: one that is full is replaced.
+
+    Attributes:
+        states: The states by number.
+        rows: By number of a state, the next states by byte, and the work for them.
+        addresses: Addresses of the rows; 0 for a row that is not known.
+        masks: By number of a state, its mask (`token_grammar.Grammar.mask`).
+        refused: Work for masks that were too costly.
+        cached: Stack entries in it.
+    """
+
+    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+        self.states: list[State] = []
+        self.rows: dict[int, tuple[array[int], int]] = {}
+        self.addresses: NDArray[np.int64] = np.zeros(256, dtype=np.int64)
+        self.masks: dict[int, bytes | None] = {}
+        self.refused = self.cached = 0
+        self._numbers: dict[State, int] = {}
+        self._lock = lock or nullcontext()
+        self._next: Known | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self.cached > _MAX_CACHE
+
+    def next(self) -> Known:
+        """Return the one that replaces it."""
+        with self._lock:
+            self._next = self._next or Known(self._lock)
+            return self._next
+
+    def number(self, state: State) -> int:
+        at = self._numbers.get(state)
+        if at is None:
+            with self._lock:
+                at = self._numbers.setdefault(state, len(self.states))
+                if at == len(self.states):
+                    self.states.append(state)
+                    self.cached += 4
+                    if at == len(self.addresses):
+                        self.addresses = np.concatenate(
+                            (self.addresses, np.zeros_like(self.addresses))
+                        )
+        return at
+
+    def add_row(self, at: int, row: array[int], work: int) -> array[int]:
+        """Keep the row of a state; return the one that is kept."""
+        with self._lock:
+            row, _ = self.rows.setdefault(at, (row, work))
+            self.addresses[at] = row.buffer_info()[0]
+        return row
+
+
 class Automaton:
-    """Numbered states and their transitions by byte, computed on demand.
+    """The automaton of a grammar for one request, with transitions by byte, computed on demand.
 
     Attributes:
         start: State at the start of a text.
+        known: Numbered states and their rows.
         work: Stack entries for what was used since the last call of `reset_budget`.
-        cached: Stack entries in the cache.
         rest: Called again and again during long work.
     """
 
-    cached: int
     work: int
 
-    def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
+    def __init__(
+        self, gbnf: str, read_token: Callable[[str], int], known: Known | None = None
+    ) -> None:
         self._gbnf, self._rules = gbnf, _parsed(gbnf)
         self._ids = {word: self._id(word, read_token) for word in self._rules.tokens}
         self._next_bytes: dict[tuple[int, bytes], int] = {}
+        self._known_groups: dict[tuple[int, frozenset[int], bytes], list[tuple[bytes, bytes]]] = {}
         self.work, self._rest_at = 0, _UNTIL_REST
         self.rest: Callable[[], object] = lambda: None
-        self.forget()
+        self.known = known or Known()
+        # rows whose work is counted
+        self._rows: dict[int, array[int]] = {}
         self.start: State = self._expand([()], self._rules.rules[self._rules.root]), b""
         spend(self.work)
 
@@ -413,32 +481,20 @@ class Automaton:
             place = line(self._gbnf, self._rules.tokens[word])
             raise refused(self._gbnf, f"{place}: {error}") from error
 
-    def forget(self) -> None:
-        self._numbers: dict[State, int] = {}
-        self.states: list[State] = []
-        # Rows whose work is counted; and all rows in the cache, with their work.
-        self._rows: list[array[int] | None] = []
-        self._cache: dict[int, tuple[array[int], int]] = {}
-        self._counted: list[int] = []
-        self.cached = 0
+    @property
+    def states(self) -> list[State]:
+        return self.known.states
 
     def reset_budget(self) -> None:
-        """Start a new position: reset the work counter; drop the states if the cache is full."""
+        """Start a new position: reset the work counter; take empty memory if it is full."""
         self._rest_at -= self.work
         self.work = 0
-        if self.cached > _MAX_CACHE:
-            self.forget()
-        for at in self._counted:
-            self._rows[at] = None
-        self._counted.clear()
+        while self.known.is_full:
+            self.known = self.known.next()
+        self._rows.clear()
 
     def number(self, state: State) -> int:
-        at = self._numbers.setdefault(state, len(self.states))
-        if at == len(self.states):
-            self.states.append(state)
-            self._rows.append(None)
-            self.cached += 4
-        return at
+        return self.known.number(state)
 
     def _expand(self, bases: list[Stack], firsts: Sequence[int]) -> frozenset[Stack]:
         """Push each of `firsts` on each of `bases` and expand rules.
@@ -471,7 +527,7 @@ class Automaton:
                 if way not in seen:
                     seen.add(way)
                     todo.append(way)
-        self.cached += sum(map(len, found)) + len(found)
+        self.known.cached += sum(map(len, found)) + len(found)
         self._check_work()
         return frozenset(found)
 
@@ -493,41 +549,74 @@ class Automaton:
 
     def row(self, at: int) -> array[int]:
         """Return the next state by byte; -1 for a byte that is not allowed."""
-        row = self._rows[at]
+        row = self._rows.get(at)
         if row is None:
-            known, before = self._cache.get(at), self.work
+            known, before = self.known.rows.get(at), self.work
             if known:
                 row = known[0]
                 self.work += known[1]
                 self._rest_at += known[1]  # it takes no time
+                self._check_work()
             else:
                 row = self._row(at)
-            self._check_work()
-            self._cache[at] = row, self.work - before
+                self._check_work()
+                row = self.known.add_row(at, row, self.work - before)
             self._rows[at] = row
-            self._counted.append(at)
         return row
 
     def _row(self, at: int) -> array[int]:
         row = array("i", [-1]) * 256
         self.work += 50
-        self.cached += 128
+        self.known.cached += 128
         stacks, begun = self.states[at]
         for bytes_, members in self._parts(stacks, begun):
             whole = half = None
-            for byte in range(bytes_.bit_length()):
-                if not bytes_ >> byte & 1:
-                    continue
-                if len(begun) + 1 == _size(begun[0] if begun else byte):
-                    if whole is None:
-                        whole = self.number((self._after(members), b""))
-                        self.work += 2
-                    row[byte] = whole
+            for some, after in self._groups(bytes_, members, begun):
+                self.work += 2
+                if not after:
+                    whole = self.number((self._after(members), b"")) if whole is None else whole
+                    next_ = whole
                 else:
                     half = frozenset(members) if half is None else half
-                    row[byte] = self.number((half, begun + bytes([byte])))
-                    self.work += 2
+                    next_ = self.number((half, after))
+                for byte in some:
+                    row[byte] = next_
         return row
+
+    def _groups(
+        self, bytes_: int, members: Iterable[Stack], begun: bytes
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the bytes of a bit mask in groups, each with the bytes of a character behind it.
+
+        Where a stack allows each end of a character, only the number of its bytes counts.
+        """
+        n = len(self._rules.nodes)
+        nodes = frozenset(stack[-1] % n for stack in members)
+        found = self._known_groups.get((bytes_, nodes, begun))
+        if found is None:
+            groups: dict[bytes, list[int]] = defaultdict(list)
+            for byte in range(bytes_.bit_length()):
+                if bytes_ >> byte & 1:
+                    groups[self._begun(nodes, begun, byte)].append(byte)
+            found = [(bytes(some), after) for after, some in groups.items()]
+            self._known_groups[bytes_, nodes, begun] = found
+        return found
+
+    def _begun(self, nodes: Iterable[int], begun: bytes, byte: int) -> bytes:
+        """Return the state of a character after one more byte; empty if it is complete."""
+        if begun[:1] == _ANY:
+            return begun[1:]
+        after = begun + bytes([byte])
+        n_more = _size(after[0]) - len(after)
+        first, last = _span(after)
+        if last - first + 1 < 64**n_more:  # some ends are no characters
+            return after
+        for node in nodes if n_more else ():
+            if not any(
+                low <= first and last <= high for low, high in self._rules.nodes[node][0][1]
+            ):
+                return after
+        return _ANY * n_more
 
     def _parts(self, stacks: Iterable[Stack], begun: bytes) -> list[tuple[int, list[Stack]]]:
         """Return disjoint sets of bytes (bit masks), each with the stacks that accept them."""
@@ -557,7 +646,7 @@ class Automaton:
     def read(self, at: int, data: bytes) -> int:
         """Return the state after some bytes; -1 if they are not allowed."""
         for byte in data:
-            at = (self._rows[at] or self.row(at))[byte]
+            at = (self._rows.get(at) or self.row(at))[byte]
             if at < 0:
                 break
         return at

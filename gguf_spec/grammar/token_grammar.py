@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from threading import Lock
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,22 +15,82 @@ from numpy.typing import NDArray
 from ..errors import InvalidOptionError, OffGrammarError
 from ..options import K_MAX
 from ..vocabulary import Vocabulary, common
-from .automaton import Automaton, State
+from .automaton import Automaton, Known, State
 
 # recent positions whose states are cached
 _KEPT = 2 * K_MAX + 2
+# Stack entries that are kept of all grammars of a model.
+_MOST_KNOWN = 1_000_000
+# Work for a mask, and for all masks of a grammar that took more.
+_MASK_WORK, _MOST_REFUSED = 20_000, 100_000
 
 
-class _Pieces(NamedTuple):
-    """The bytes of all tokens of a vocabulary, concatenated."""
+class TokenTree(Protocol):
+    """Protocol of the tokens of a vocabulary in a tree; `sampling.native.Tree` implements it."""
 
-    flat: NDArray[np.uint8]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    first: NDArray[np.int64]  # first byte of a token; 256 for none
-    is_end: NDArray[np.bool_]
+    def accepted(
+        self, automaton: Automaton, start: int, most: int
+    ) -> tuple[NDArray[np.uint8], list[int]] | None:
+        """Return the tokens that an automaton accepts, and the states whose rows that needed.
+
+        A byte has the bits of eight tokens, the lowest one first. None if new rows take more work
+        than `most`.
+        """
 
 
+MakeTree = Callable[[bytes, NDArray[np.int64], NDArray[np.int32]], TokenTree]
+"""(sorted texts, the end of each one, their tokens) -> the tree"""
+
+
+class _Pieces:
+    """The bytes of all tokens of a vocabulary, concatenated, and grammars that were used with it.
+
+    Attributes:
+        flat: The bytes.
+        begins: Where each token begins.
+        ends: Where each token ends.
+        first: First byte of a token; 256 for none.
+        is_end: Whether a token ends a generation.
+    """
+
+    def __init__(self, model: Vocabulary) -> None:
+        self._texts = [model.piece(token) for token in range(model.n_vocab)]
+        self.flat = np.frombuffer(b"".join(self._texts), np.uint8)
+        self.ends = np.cumsum([len(text) for text in self._texts], dtype=np.int64)
+        self.begins = np.concatenate(([0], self.ends[:-1]))
+        self.first = np.array([text[0] if text else 256 for text in self._texts], dtype=np.int64)
+        self.is_end = np.zeros(model.n_vocab, dtype=np.bool_)
+        self.is_end[[*model.ends]] = True
+        self._known: dict[str, Known] = {}
+        self._tree: TokenTree | None = None
+
+    def tree(self, make: MakeTree) -> TokenTree:
+        with _lock:
+            if self._tree is None:
+                texts = self._texts
+                order = sorted((i for i, text in enumerate(texts) if text), key=texts.__getitem__)
+                ends = np.cumsum([len(texts[i]) for i in order], dtype=np.int64)
+                flat = b"".join([texts[i] for i in order])
+                self._tree = make(flat, ends, np.array(order, dtype=np.int32))
+            return self._tree
+
+    def known(self, gbnf: str) -> Known:
+        """Return what is known of a grammar; the one that was not used for longest is forgotten."""
+        with _lock:
+            known = self._known.pop(gbnf, None) or Known(Lock())
+            while known.is_full:
+                known = known.next()
+            self._known[gbnf] = known
+            while len(self._known) > 1 and _size(self._known) > _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            return known
+
+
+def _size(known: Mapping[str, Known]) -> int:
+    return sum(4000 + one.cached + len(gbnf) // 8 for gbnf, one in known.items())
+
+
+_lock = Lock()
 # pieces of the loaded models
 _pieces: WeakKeyDictionary[Vocabulary, _Pieces] = WeakKeyDictionary()
 
@@ -38,16 +99,7 @@ def _pieces_of(model: Vocabulary) -> _Pieces:
     """Return the pieces of a model; the first call takes some time."""
     model.is_end(0)  # raises ClosedError
     pieces = _pieces.get(model)
-    if pieces is None:
-        texts = [model.piece(token) for token in range(model.n_vocab)]
-        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-        first = np.array([text[0] if text else 256 for text in texts], dtype=np.int64)
-        is_end = np.array([model.is_end(token) for token in range(model.n_vocab)])
-        begins = np.concatenate(([0], ends[:-1]))
-        pieces = _pieces[model] = _Pieces(
-            np.frombuffer(b"".join(texts), np.uint8), begins, ends, first, is_end
-        )
-    return pieces
+    return pieces or _pieces.setdefault(model, _Pieces(model))
 
 
 def _read_token(model: Vocabulary, word: str) -> int:
@@ -78,12 +130,14 @@ class Grammar:
             ClosedError: The model is closed.
         """
         self._model, self._n_prompt, self._pieces = model, n_prompt, _pieces_of(model)
-        self._automaton = automaton = Automaton(gbnf, partial(_read_token, model))
+        known = self._pieces.known(gbnf)
+        self._automaton = automaton = Automaton(gbnf, partial(_read_token, model), known)
         at = automaton.read(
             automaton.number(automaton.start), prefill.encode("utf-8", errors="surrogatepass")
         )
         if at < 0:
             raise InvalidOptionError("prefill", prefill, "a start that the grammar allows")
+        self._tree: TokenTree | None = None
         # answer of the last call
         self._path: list[int] = []
         # number of tokens of the answer -> state
@@ -96,7 +150,7 @@ class Grammar:
             InvalidOptionError: The answer so far does not follow the grammar, or it has too many
                 derivations.
         """
-        state, pieces = self._state(history), self._pieces
+        state, pieces = self._state(history[self._n_prompt :]), self._pieces
         at, first = self._automaton.number(state), pieces.first[ids]
         row = np.array([*self._automaton.row(at), -1])
         found = row[first] >= 0
@@ -116,11 +170,67 @@ class Grammar:
 
         This is fast to compute and contains all allowed tokens and some others.
         """
-        state = self._state(history)
+        state = self._state(history[self._n_prompt :])
         row = np.array([*self._automaton.row(self._automaton.number(state)), -1])
         return self._whole(
             state, (row >= 0)[self._pieces.first], np.arange(len(self._pieces.first))
         )
+
+    def make_masks_by(self, make: MakeTree) -> None:
+        """Make masks from now on, with a tree of the tokens."""
+        self._tree = self._pieces.tree(make)
+
+    def mask(self, history: Sequence[int]) -> bytes | None:
+        """Return which tokens of the vocabulary may follow; None if this takes too much work.
+
+        A byte has the bits of eight tokens, the lowest one first. Where `allowed` fails because the
+        grammar has too many derivations, the result is always None.
+        """
+        return self._mask_of(self._state(history[self._n_prompt :]))
+
+    def masks(self, history: Sequence[int], draft: Sequence[int]) -> list[bytes] | None:
+        """Return the masks behind a text and behind each token of a draft.
+
+        The last one is the mask that does not allow the next token of the draft, or that of the
+        whole draft. None if one of them takes too much work.
+        """
+        answer, found = list(history[self._n_prompt :]), list[bytes]()
+        for token in [*draft, None]:
+            try:
+                mask = self._mask_of(self._state(answer))
+            except InvalidOptionError:
+                if not found:
+                    raise
+                return None  # the text may go on without this token
+            if mask is None:
+                return None
+            found.append(mask)
+            if token is None or not mask[token >> 3] >> (token & 7) & 1:
+                break
+            answer.append(token)
+        return found
+
+    def _mask_of(self, state: State) -> bytes | None:
+        automaton, tree = self._automaton, self._tree
+        known, at = automaton.known, automaton.number(state)
+        if tree and at not in known.masks and known.refused < _MOST_REFUSED:
+            known.masks[at] = self._make_mask(tree, at)
+        return known.masks.get(at)
+
+    def _make_mask(self, tree: TokenTree, at: int) -> bytes | None:
+        automaton, pieces = self._automaton, self._pieces
+        known = automaton.known
+        found = tree.accepted(automaton, at, _MASK_WORK)
+        if not found or sum(known.rows[one][1] for one in found[1]) > _MASK_WORK:
+            known.refused += _MASK_WORK
+            return None
+        bits = found[0]
+        n_vocab = len(pieces.first)
+        is_allowed = np.unpackbits(bits, count=n_vocab, bitorder="little").view(np.bool_)
+        self._whole(known.states[at], is_allowed, np.arange(n_vocab))
+        mask = np.packbits(is_allowed, bitorder="little").tobytes()
+        known.cached += len(mask) // 8
+        return mask
 
     def rest_by(self, rest: Callable[[], object]) -> None:
         """Call `rest` again and again during long work from now on."""
@@ -136,14 +246,16 @@ class Grammar:
         found[self._pieces.is_end[ids]] = () in state[0]
         return found
 
-    def _state(self, history: Sequence[int]) -> State:
-        states, answer = self._states, list(history[self._n_prompt :])
+    def _state(self, answer: Sequence[int]) -> State:
+        states, answer = self._states, list(answer)
         shared = common(answer, self._path)
         if shared < len(answer):
             for depth in [d for d in states if d > shared]:
                 del states[depth]
             self._path = answer
-        depth = max(d for d in states if d <= len(answer))
+        depth = len(answer)
+        while depth not in states:
+            depth -= 1
         state = states[depth]
         for token in answer[depth:]:
             state, depth = self._accept(state, token), depth + 1

@@ -656,13 +656,21 @@ EXPORT void gguf_spec_kernels_tiles_from(int rows) { tiles_from = rows; }
 EXPORT long gguf_spec_kernels_count(int which) { return which ? n_attentions : n_products; }
 
 // Bytes of work memory of the sampler for rows of so many logits. It keeps zeros where it needs them: one memory for one size of a row.
-EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 56 * n_vocab; }
+EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 60 * n_vocab; }
 
 // Sample the rows of one request or of several; returns whether there are kernels.
 EXPORT int gguf_spec_sample(Rows * const * rows, int n) {
     for (int i = 0; i < n && kernels; i++) kernels->sampling->sample(*rows[i]);
     return kernels != nullptr;
 }
+
+// Make a tree of sorted texts.
+EXPORT void gguf_spec_grow(Tree * tree, const uint8_t * texts, const int64_t * ends, int64_t n_texts) {
+    kernels->sampling->grow(*tree, texts, ends, n_texts);
+}
+
+// The next state whose row a walk needs; -1 where it is at its end.
+EXPORT int32_t gguf_spec_walk(Walk * walk) { return kernels->sampling->walk(*walk); }
 
 // For tests, see sampling.h.
 EXPORT void gguf_spec_sampling_compute(int what, double * values, int64_t n) { kernels->sampling->compute(what, values, n); }

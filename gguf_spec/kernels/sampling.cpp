@@ -17,7 +17,7 @@ constexpr double LOG2_E = 1.4426950408889634, LN2[] = {6.93147180369123816490e-0
 constexpr double ROUNDS = 6755399441055744; // 1.5 * 2^52: behind an addition of it the low bits are the nearest integer
 constexpr double OUT_OF_SIGHT = 1e4;
 constexpr int FEW = 256;           // of more candidates, the noise is computed only where it can win
-constexpr float INF = __builtin_inff();
+constexpr float INF = __builtin_inff(), LEAST = -3.4028234663852886e38f;
 
 // Given to std::sort and std::nth_element: without an order of our own, libc++ calls its library, which is not linked.
 constexpr auto LESS = [](auto a, auto b) { return a < b; };
@@ -151,6 +151,7 @@ struct Row {
     int32_t * counts;
     int32_t * changed;
     float * before;
+    float * masked;
     int64_t n_changed;
 
     Row(const Rows & rows, int i) : chain(*rows.chain), x(rows.logits + i * rows.n_vocab), n(rows.n_vocab), keys(rows.keys + 5 * i) {
@@ -160,6 +161,7 @@ struct Row {
         counts = ids + n;
         changed = counts + n;
         before = (float *) (changed + 4 * n);
+        masked = before + 4 * n;
         n_changed = 0;
     }
 
@@ -194,15 +196,40 @@ struct Row {
         if (chain.penalises) penalise(rows, i);
         for (int j = 0; j < (i ? 0 : rows.n_dry); j++)
             if (has(rows.dry_ids[j])) change(rows.dry_ids[j], (float) ((double) x[rows.dry_ids[j]] - rows.dry[j]));
-        for (int j = 0; j < chain.n_banned; j++)
-            if (has(chain.banned[j])) change(chain.banned[j], -INF);
+        for (int j = 0; j < (chain.bans_ends ? chain.n_ends : 0); j++)
+            if (has(chain.ends[j])) change(chain.ends[j], -INF);
+    }
+    // Go on with a copy of the shaped row that has the allowed tokens alone; the given row is restored.
+    void mask(const uint8_t * allowed) {
+        const float * __restrict from = x;
+        float * __restrict to = masked;
+        const auto keep = [](float one, uint32_t some, int j) {
+            const uint32_t all = 0u - (some >> j & (uint32_t) (one > -INF)); // no NaN
+            return bits_of<float>((bits_of<uint32_t>(one) & all) | (bits_of<uint32_t>(-INF) & ~all));
+        };
+        for (int64_t i = 0; i < n; i += 32) {
+            const int m = (int) std::min<int64_t>(32, n - i);
+            uint32_t some = 0;
+            memcpy(&some, allowed + i / 8, (m + 7) / 8);
+            if (m == 32)
+                for (int j = 0; j < 32; j++) to[i + j] = keep(from[i + j], some, j);
+            else
+                for (int j = 0; j < m; j++) to[i + j] = keep(from[i + j], some, j);
+        }
+        restore();
+        x = masked;
+    }
+    // Where a bias or banned ends leave none of the allowed tokens, the grammar is complete, and the ends are left.
+    void leave_ends(const uint8_t * allowed) {
+        for (int j = 0; j < chain.n_ends; j++)
+            if (has(chain.ends[j]) && allowed[chain.ends[j] / 8] >> chain.ends[j] % 8 & 1) x[chain.ends[j]] = 0;
     }
 
     // ---- filters
 
-    // Write the keys of the k largest, in order; k <= n.
+    // Write the keys of the k largest, in order, without those that are minus infinity; k <= n.
     int64_t largest(int64_t k) {
-        float least = -INF;
+        float least = LEAST;
         const int64_t n_chunks = std::max<int64_t>(4, (8 * k + BLOCK - 1) / BLOCK), chunk = n / BLOCK / n_chunks * BLOCK;
         if (chunk >= 2 * BLOCK) {
             // The k-th largest of many maxima is a lower bound of the k-th largest logit.
@@ -216,7 +243,7 @@ struct Row {
                 memcpy(maxima + n_maxima, lanes, sizeof(lanes));
             }
             std::nth_element(maxima, maxima + n_maxima - k, maxima + n_maxima, LESS);
-            least = maxima[n_maxima - k];
+            least = std::max(LEAST, maxima[n_maxima - k]);
         }
         int64_t m = 0;
         search(n, [row = x](int64_t i) { return row[i]; }, least, [&](int64_t i) { order[m++] = key_of(x[i], (uint32_t) i); });
@@ -269,7 +296,7 @@ struct Row {
         double mass = 0;
         int64_t m = is_cut ? largest(chain.top_k) : nucleus_superset(best, floor, limits.top_p, mass);
         const auto at = [&](int64_t i) { return x[(uint32_t) order[i]]; };
-        while (m && !(at(m - 1) >= floor && at(m - 1) > -INF)) m--;
+        while (m && !(at(m - 1) >= floor)) m--;
         if (limits.top_p < 1) {
             double reached = 0;
             if (is_cut)
@@ -391,7 +418,6 @@ struct Row {
         const int64_t m = chain.n_top ? largest(std::min<int64_t>(chain.n_top, n)) : 0;
         for (int64_t j = 0; j < m; j++) {
             const int32_t id = (int32_t) (uint32_t) order[j];
-            if (!(row[id] > -INF)) break;
             rows.named[i * chain.n_top + j] = id;
             rows.named_logprobs[i * chain.n_top + j] = value(id);
             rows.n_named[i]++;
@@ -405,8 +431,15 @@ void sample(Rows & rows) {
     for (int i = 0; i < rows.n_rows; i++) {
         Row row(rows, i);
         row.shape(rows, i);
+        float * const given = row.x;
+        if (rows.masks) row.mask(rows.masks[i]);
         float best;
-        if (!best_of(row.x, row.n, best)) {
+        bool is_fine = best_of(row.x, row.n, best);
+        if (rows.masks && best == -INF) {
+            row.leave_ends(rows.masks[i]);
+            is_fine = best_of(row.x, row.n, best);
+        }
+        if (!is_fine) {
             row.restore();
             rows.n_tokens = -1;
             return;
@@ -414,10 +447,51 @@ void sample(Rows & rows) {
         const int32_t token = rows.tokens[i] = row.choose(chain.usual, best);
         rows.near_ties[i] = rows.checks && row.is_near_tie(token, best);
         row.restore();
+        row.x = given;
         if (chain.n_top >= 0) row.name(rows, i, token);
         rows.n_tokens++;
         if (i + 1 < rows.n_rows && token != rows.draft[i]) return;
     }
+}
+
+void grow(Tree & tree, const uint8_t * texts, const int64_t * ends, int64_t n_texts) {
+    int64_t n = 0, begin = 0, before = 0;
+    for (int64_t i = 0; i < n_texts; before = begin, begin = ends[i++]) {
+        int64_t shared = 0;
+        while (before + shared < begin && begin + shared < ends[i] && texts[before + shared] == texts[begin + shared]) shared++;
+        for (int64_t j = begin + shared; j < ends[i]; j++, n++) {
+            tree.bytes[n] = texts[j];
+            tree.depths[n] = (int32_t) (j - begin + 1);
+            tree.firsts[n] = (int32_t) i;
+        }
+    }
+    tree.n_nodes = n;
+    tree.firsts[n] = (int32_t) n_texts;
+    for (int64_t i = n - 1; i >= 0; i--) {
+        int64_t next = i + 1;
+        while (next < n && tree.depths[next] > tree.depths[i]) next = tree.nexts[next];
+        tree.nexts[i] = (int32_t) next;
+    }
+}
+
+int32_t walk(Walk & w) {
+    const Tree & tree = *w.tree;
+    int64_t at = w.at;
+    while (at < tree.n_nodes) {
+        const int32_t depth = tree.depths[at], from = w.states[depth - 1];
+        const int32_t * const row = w.rows[from];
+        if (!row) return w.at = at, from;
+        w.used[from] = 1;
+        const int32_t to = row[tree.bytes[at]];
+        if (to < 0) {
+            at = tree.nexts[at];
+            continue;
+        }
+        w.states[depth] = to;
+        for (int32_t i = tree.firsts[at]; i < tree.firsts[at + 1]; i++) w.mask[w.tokens[i] / 8] |= (uint8_t) (1 << w.tokens[i] % 8);
+        at++;
+    }
+    return -1;
 }
 
 void compute(int what, double * values, int64_t n) {
@@ -429,6 +503,6 @@ void compute(int what, double * values, int64_t n) {
 } // namespace
 
 extern const Sampling sampling;
-const Sampling sampling = {sample, compute};
+const Sampling sampling = {sample, grow, walk, compute};
 
 } // namespace ISA

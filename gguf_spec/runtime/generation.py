@@ -341,7 +341,7 @@ class Generation:
                 yield self._deliver(engine.Round([], 0, 0), cut="length")
                 return
             choose = None
-            if self._rule.accept is coupled and self._target.kernels is not None:
+            if self._target.kernels is not None:
                 choose = self._sampler(self._target.kernels, chain, self._rule.noise)
             for one in engine.rounds(
                 target=target,
@@ -349,7 +349,7 @@ class Generation:
                 prompt=begin,
                 sampler=chain,
                 k=k,
-                rule=rule._replace(choose=choose),
+                rule=rule._replace(choose=choose if self._rule.accept is coupled else None),
                 n_max=n_left,
                 is_end=ends.__getitem__,
                 cancelled=self._is_cancelled,

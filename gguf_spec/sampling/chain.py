@@ -69,22 +69,38 @@ class Reasoning(Protocol):
         """Return the tokens that may not end the reasoning if a grammar follows."""
 
 
-def mask(logits: Logits, history: Sequence[int], grammar: Grammar, n_needed: int) -> Logits:
+def mask(
+    logits: Logits, history: Sequence[int], grammar: Grammar, n_needed: int, slack: float = 0.0
+) -> Logits:
     """Return the logits with -inf for all tokens that the grammar forbids.
 
-    Of the allowed tokens only the best are kept, at least `n_needed` if there are as many.
+    Where the grammar has no mask at once, only the best of the allowed tokens are kept: at least
+    `n_needed` if there are as many, and all that are at most `slack` below the last one of these.
     """
+    known = grammar.mask(history)
+    if known is not None:
+        bits = np.frombuffer(known, np.uint8)
+        is_allowed = np.unpackbits(bits, bitorder="little")[: len(logits)].view(np.bool_)
+        return np.where(is_allowed & (logits > -np.inf), logits, np.float32(-np.inf))
     reachable = np.flatnonzero(grammar.possible(history)[: len(logits)] & (logits > -np.inf))
     row, n = logits[reachable], 2 * n_needed + 50
     while True:
         ids = reachable[largest(row, n)] if n < len(row) else reachable
         ids_allowed = ids[grammar.allowed(history, ids)]
-        if len(ids_allowed) >= n_needed or len(ids) < n:
+        if len(ids) < n or _is_enough(logits[ids], logits[ids_allowed], n_needed, slack):
             break
         n *= 8
     masked = np.full_like(logits, -np.inf)
     masked[ids_allowed] = logits[ids_allowed]
     return masked
+
+
+def _is_enough(asked: Logits, allowed: Logits, n_needed: int, slack: float) -> bool:
+    """Return whether no logit behind the ones that were asked for is needed."""
+    n = len(allowed)
+    if n < n_needed or not slack:
+        return n >= n_needed
+    return float(asked.min()) < float(np.partition(allowed, n - n_needed)[n - n_needed]) - slack
 
 
 def only(logits: Logits, ids: Ids | Sequence[int]) -> Logits:
@@ -237,10 +253,11 @@ class Sampler:
         """
         return self.survivors(self.shaped(logits, history), len(history))
 
-    def shaped(self, logits: Logits, history: Sequence[int]) -> Logits:
+    def shaped(self, logits: Logits, history: Sequence[int], slack: float = 0.0) -> Logits:
         """Return the logits after bias, penalties, DRY, `ignore_eos`, reasoning and grammar.
 
-        The caller must not change them.
+        The caller must not change them. Tokens that a grammar allows may be missing if the filters
+        do not use them, also if each logit is `slack` higher or lower.
         """
         s, row, reasoning = self.sampling, logits, self.filters.reasoning
         forced = reasoning.forced(history) if reasoning else None
@@ -267,7 +284,7 @@ class Sampler:
         if reasoning and not reasoning.is_answer(history):
             return without(logits, [*ends, *reasoning.forbidden(history)])
         history = reasoning.answer(history) if reasoning else history
-        masked = mask(logits, history, grammar, self._n_needed(len(logits)))
+        masked = mask(logits, history, grammar, self._n_needed(len(logits)), slack)
         if masked.max() > -np.inf:
             return masked
         # The grammar is complete. Where `ignore_eos` or a bias forbids the end tokens, they are
@@ -342,11 +359,11 @@ class Sampler:
         return float(best) - self.sampling.top_n_sigma * math.sqrt(variance)
 
     def _n_needed(self, n_vocab: int) -> int:
-        """Return how many of the best allowed tokens the filters and near ties may use."""
+        """Return how many of the best allowed tokens the filters may use, and one more."""
         s = self.sampling
         if s.greedy:
             return 2
-        return s.top_k + 8 if 0 < s.top_k < n_vocab and not s.top_n_sigma else n_vocab
+        return s.top_k + 1 if 0 < s.top_k < n_vocab and not s.top_n_sigma else n_vocab
 
 
 def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:

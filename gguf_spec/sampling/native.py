@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint8
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import NoTokenLeftError
@@ -22,6 +22,7 @@ from .chain import COLDEST, Sampler
 from .near_ties import limits_of, scaled_noise
 
 if TYPE_CHECKING:
+    from ..grammar.automaton import Automaton
     from ..options import Sampling
 
 
@@ -46,10 +47,11 @@ class _Chain(Structure):
         ("top_k", c_int32),
         ("n_top", c_int32),
         ("n_biases", c_int32),
-        ("n_banned", c_int32),
+        ("n_ends", c_int32),
         ("bias_ids", POINTER(c_int32)),
         ("biases", POINTER(c_float)),
-        ("banned", POINTER(c_int32)),
+        ("ends", POINTER(c_int32)),
+        ("bans_ends", c_int32),
     )
 
 
@@ -67,6 +69,7 @@ class _Rows(Structure):
         ("dry", POINTER(c_double)),
         ("n_dry", c_int32),
         ("checks", c_int32),
+        ("masks", POINTER(ctypes.c_char_p)),
         ("work", ctypes.c_void_p),
         ("n_tokens", c_int32),
         ("tokens", POINTER(c_int32)),
@@ -75,6 +78,28 @@ class _Rows(Structure):
         ("n_named", POINTER(c_int32)),
         ("named", POINTER(c_int32)),
         ("named_logprobs", POINTER(c_double)),
+    )
+
+
+class _Tree(Structure):
+    _fields_ = (
+        ("n_nodes", c_int64),
+        ("bytes", ctypes.c_void_p),
+        ("depths", ctypes.c_void_p),
+        ("nexts", ctypes.c_void_p),
+        ("firsts", ctypes.c_void_p),
+    )
+
+
+class _Walk(Structure):
+    _fields_ = (
+        ("tree", POINTER(_Tree)),
+        ("tokens", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("at", c_int64),
+        ("states", ctypes.c_void_p),
+        ("used", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
     )
 
 
@@ -91,26 +116,87 @@ class Chosen(NamedTuple):
     logprobs: list[TokenLogprob]
 
 
+# Work memory that is kept for the next rows, in pieces for one thread.
+_MOST_FREE = 2
+_NO_MEMORY = np.zeros(0, np.uint8)
+
+
 class Library:
     """The sampler's functions of a loaded library of kernels."""
 
     def __init__(self, library: Any) -> None:
-        self.sample: Any = library.gguf_spec_sample
+        self._sample: Any = library.gguf_spec_sample
         self.compute: Any = library.gguf_spec_sampling_compute
         self.compute.argtypes = (ctypes.c_int, ctypes.c_void_p, c_int64)
+        self.grow: Any = library.gguf_spec_grow
+        self.grow.argtypes = (POINTER(_Tree), ctypes.c_char_p, ctypes.c_void_p, c_int64)
+        self.walk: Any = library.gguf_spec_walk
         self._bytes = library.gguf_spec_sampling_bytes
         self._bytes.restype, self._bytes.argtypes = c_int64, (c_int64,)
-        self._kept = threading.local()
+        # work memory that is not in use
+        self._free: list[NDArray[np.uint8]] = []
 
-    def work(self, n_vocab: int) -> int:
-        """Return the address of this thread's work memory for rows of one size."""
-        if getattr(self._kept, "n_vocab", 0) != n_vocab:
-            self._kept.n_vocab = 0
-            self._kept.memory = ctypes.create_string_buffer(self._bytes(n_vocab))
-            self._kept.address = ctypes.addressof(self._kept.memory)
-            self._kept.n_vocab = n_vocab
-        address: int = self._kept.address
-        return address
+    def sample(self, rows: _Rows) -> None:
+        """Sample the rows of one request, with work memory that no other thread uses."""
+        n_bytes = self._bytes(rows.n_vocab)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = _NO_MEMORY
+        if len(memory) != n_bytes:
+            memory = np.zeros(n_bytes, np.uint8)
+        rows.work = memory.__array_interface__["data"][0]
+        self._sample(ctypes.byref(ctypes.pointer(rows)), 1)
+        if len(self._free) < _MOST_FREE:
+            self._free.append(memory)
+
+
+class Tree:
+    """The tokens of a vocabulary in a tree of their bytes; implements `grammar.TokenTree`."""
+
+    def __init__(
+        self, library: Library, texts: bytes, ends: NDArray[np.int64], tokens: NDArray[np.int32]
+    ) -> None:
+        """Make a tree of sorted texts.
+
+        Args:
+            library: The functions.
+            texts: The texts, one after the other; none is empty.
+            ends: The end of each text, shape `(n,)`.
+            tokens: Their tokens, shape `(n,)`.
+        """
+        self._walk, self._tokens = library.walk, tokens
+        room = len(texts) + 1
+        self._bytes = np.empty(room, np.uint8)
+        self._depths, self._nexts, self._firsts = np.empty((3, room), np.int32)
+        arrays = (self._bytes, self._depths, self._nexts, self._firsts)
+        self._tree = _Tree(0, *[one.ctypes.data for one in arrays])
+        library.grow(self._tree, texts, ends.ctypes.data, len(ends))
+        self._n_bytes = int(tokens.max(initial=0)) // 8 + 1
+        self._n_deep = 1 + int(self._depths[: self._tree.n_nodes].max(initial=0))
+
+    def accepted(
+        self, automaton: Automaton, start: int, most: int
+    ) -> tuple[NDArray[np.uint8], list[int]] | None:
+        states, mask = np.empty(self._n_deep, np.int32), np.zeros(self._n_bytes, np.uint8)
+        states[0], used = start, np.zeros(0, np.uint8)
+        walk = _Walk(
+            tree=ctypes.pointer(self._tree),
+            tokens=self._tokens.ctypes.data,
+            states=states.ctypes.data,
+            mask=mask.ctypes.data,
+        )
+        unknown = start
+        while unknown >= 0:
+            if automaton.work > most:
+                return None
+            addresses = automaton.known.addresses
+            used = np.concatenate((used, np.zeros(len(addresses) - len(used), np.uint8)))
+            walk.rows, walk.used = addresses.ctypes.data, used.ctypes.data
+            unknown = self._walk(ctypes.byref(walk))
+            if unknown >= 0:
+                automaton.row(unknown)
+        return mask, np.flatnonzero(used).tolist()
 
 
 @cache
@@ -123,13 +209,20 @@ def is_possible(sampler: Sampler, noise: float) -> bool:
     """Return whether the library has all filters of a request; NumPy's rule is used if not."""
     s, filters = sampler.sampling, sampler.filters
     rare = s.typical_p < 1 or s.xtc_probability > 0 or (s.top_n_sigma and noise)
-    return not (rare or filters.grammar or filters.reasoning or filters.infill)
+    return not (rare or filters.reasoning or filters.infill)
 
 
-def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chosen] | None:
-    """Return the sampler of a library of kernels; None where it has not all of a chain."""
-    found = functions(library) if is_possible(sampler, noise) else None
+def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chosen | None] | None:
+    """Return the sampler of a library of kernels; None where it has not all of a chain.
+
+    The grammar of the chain makes its masks by the library from now on.
+    """
+    found = functions(library)
     if not found:
+        return None
+    if sampler.filters.grammar:
+        sampler.filters.grammar.make_masks_by(partial(Tree, found))
+    if not is_possible(sampler, noise):
         return None
     one = NativeSampler(found, sampler, noise)
     return one.choose if sampler.filters.dry else one.choose_together
@@ -147,13 +240,13 @@ class NativeSampler:
             noise: Largest change of logits that a near tie allows for; 0 where none is looked for.
         """
         s = self._s = sampler.sampling
-        self._library, self._sampler, self._call = library, sampler, library.sample
+        self._library, self._sampler = library, sampler
         self._keys = sampler.rng.keys
         self._is_drawn, self._n_top = not s.greedy, -1 if s.logprobs is None else s.logprobs
         penalises = s.repeat_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0
         self._n_last = s.penalty_last_n if penalises else 0
         noise = scaled_noise(s, noise)
-        banned = sampler.filters.ends if s.ignore_eos else ()
+        ends = sampler.filters.ends
         self._chain = _Chain(
             temperature=max(s.temperature, COLDEST),
             sigma=s.top_n_sigma,
@@ -170,15 +263,15 @@ class NativeSampler:
             top_k=min(s.top_k, 2**31 - 1),
             n_top=self._n_top,
             n_biases=len(s.logit_bias),
-            n_banned=len(banned),
+            n_ends=len(ends),
             bias_ids=(c_int32 * len(s.logit_bias))(*s.logit_bias),
             biases=(c_float * len(s.logit_bias))(*s.logit_bias.values()),
-            banned=(c_int32 * len(banned))(*banned),
+            ends=(c_int32 * len(ends))(*ends),
+            bans_ends=s.ignore_eos,
         )
         self._rows, self._room = _Rows(chain=ctypes.pointer(self._chain)), 0
         # those of the last round: mostly the next ones are the same view
-        self._logits, self._thread, self._checks = np.zeros(0, np.float32), 0, False
-        self._pointer = (POINTER(_Rows) * 1)(ctypes.pointer(self._rows))
+        self._logits, self._checks = np.zeros(0, np.float32), False
 
     def _make_room(self, n: int) -> None:
         """Allocate the results of `n` rows."""
@@ -189,10 +282,26 @@ class NativeSampler:
         rows.logprobs, rows.n_named = (c_double * n)(), (c_int32 * n)()
         rows.named, rows.named_logprobs = (c_int32 * (n * n_top))(), (c_double * (n * n_top))()
 
+    def _look_at(self, logits: Logits, checks: bool) -> None:
+        """Take the rows of a round; mostly they are where the last ones were."""
+        rows = self._rows
+        if logits is not self._logits:
+            if not (logits.flags.c_contiguous and logits.flags.writeable):
+                logits = np.array(logits)
+            self._logits, n = logits, len(logits)
+            if n > self._room:
+                self._make_room(n)
+            # without the checks of `ctypes.data`, which take longer than the rest
+            rows.logits = logits.__array_interface__["data"][0]
+            rows.n_vocab, rows.n_rows = logits.shape[1], n
+            self._n_rows = n
+        if checks != self._checks:
+            self._checks = rows.checks = checks
+
     def choose(
         self, logits: Logits, history: Sequence[int], draft: Sequence[int], checks: bool
-    ) -> Chosen:
-        """Return the tokens of a round.
+    ) -> Chosen | None:
+        """Return the tokens of a round; None where the masks of the grammar take too much work.
 
         Args:
             logits: Rows after the text and each token of the draft, shape `(n, V)`.
@@ -210,6 +319,8 @@ class NativeSampler:
         for i, row in enumerate(logits):
             past = [*history, *draft[:i]]
             one = self.choose_together(row[None], past, (), checks, dry(past))
+            if one is None:
+                return None
             found.near_ties.extend([i] if one.near_ties else [])
             found.tokens.extend(one.tokens)
             found.logprobs.extend(one.logprobs)
@@ -224,23 +335,17 @@ class NativeSampler:
         draft: Sequence[int],
         checks: bool,
         dry: tuple[Any, Any] | None = None,
-    ) -> Chosen:
+    ) -> Chosen | None:
         """Return what `choose` does, in one call; the penalties of DRY are those of all rows."""
-        rows = self._rows
-        if logits is not self._logits:
-            if not (logits.flags.c_contiguous and logits.flags.writeable):
-                logits = np.array(logits)
-            self._logits, n = logits, len(logits)
-            if n > self._room:
-                self._make_room(n)
-            # without the checks of `ctypes.data`, which take longer than the rest
-            rows.logits = logits.__array_interface__["data"][0]
-            rows.n_vocab, rows.n_rows = logits.shape[1], n
-            self._n_rows, self._n_vocab = n, logits.shape[1]
-        thread = self._library.work(self._n_vocab)
-        if thread != self._thread or checks != self._checks:
-            self._thread, self._checks = thread, checks
-            rows.work, rows.checks = thread, checks
+        rows, grammar = self._rows, self._sampler.filters.grammar
+        if grammar:
+            masks = grammar.masks(history, draft)
+            if masks is None:
+                return None
+            if len(masks) < len(logits):  # a token of the draft is not allowed
+                logits, draft = logits[: len(masks)], draft[: len(masks) - 1]
+            rows.masks = (ctypes.c_char_p * len(masks))(*masks)
+        self._look_at(logits, checks)
         if draft:
             rows.draft = (c_int32 * len(draft))(*draft)
         if self._is_drawn:
@@ -254,7 +359,7 @@ class NativeSampler:
             rows.n_dry = len(dry[0])
             rows.dry_ids = (c_int32 * rows.n_dry)(*dry[0].tolist())
             rows.dry = (c_double * rows.n_dry)(*dry[1].tolist())
-        self._call(self._pointer, 1)
+        self._library.sample(rows)
         n = rows.n_tokens
         if n < 0:
             raise NoTokenLeftError

@@ -71,8 +71,8 @@ def is_near_tie(
     """
     if noise == 0:
         return False
-    s, position, shaped = sampler.sampling, len(history), sampler.shaped(logits, history)
-    noise = scaled_noise(s, noise)
+    s, position, noise = sampler.sampling, len(history), scaled_noise(sampler.sampling, noise)
+    shaped = sampler.shaped(logits, history, 2 * noise)
     tighter = replace(sampler, sampling=limits_of(s, -noise))
     lower = shaped.copy()
     lower[token] -= noise

@@ -27,8 +27,9 @@ from .prefix import read_on, retain_prefix
 
 Choice = tuple[list[int], list[int], list[TokenLogprob]]
 """Tokens of a round, indices of those that are near ties, and log-probabilities if asked for."""
-Choose = Callable[[Logits, Sequence[int], Sequence[int], bool], Choice]
-"""(rows, text, draft, whether near ties are looked for) -> the choice by the rule `coupled`."""
+Choose = Callable[[Logits, Sequence[int], Sequence[int], bool], Choice | None]
+"""(rows, text, draft, whether near ties are looked for) -> the choice by the rule `coupled`; \
+None to leave it to the sampler."""
 
 
 class Drafter(Protocol):
@@ -63,7 +64,7 @@ class RoundRule(NamedTuple):
         strict: Decide a near tie again from a pass over one token.
         wide_past: The cache holds tokens from passes over several tokens, which plain decoding does
             not make.
-        choose: Chooses as `accept` and the sampler do, in one step; None if they do.
+        choose: Chooses as `accept` and the sampler do, in one step; None if they always do.
     """
 
     accept: Accept = coupled
@@ -122,8 +123,9 @@ def run_round(
     if draft.again:
         logits = _row_as_alone(target, tokens, draft, logits)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
-    if rule.choose:
-        new, near_ties, logprobs = rule.choose(logits, tokens, drafted, noise > 0)
+    choice = rule.choose(logits, tokens, drafted, noise > 0) if rule.choose else None
+    if choice:
+        new, near_ties, logprobs = choice
     else:
         rows = Rows(logits, tokens, drafted, sampler)
         new = rule.accept(draft, rows)

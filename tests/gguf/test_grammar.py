@@ -5,6 +5,8 @@ import math
 import random
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,10 @@ from gguf_spec.grammar import automaton as automaton_module
 from gguf_spec.grammar import token_grammar
 from gguf_spec.grammar.json_schema import to_gbnf
 from gguf_spec.grammar.token_grammar import Grammar
+from gguf_spec.llama import own_kernels
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.sampling import native
 from tests.support import tiny
 from tests.support.pace import limit_s
 
@@ -166,6 +170,164 @@ def test_json_schemas_are_read_like_llama_cpp_reads_them(model):
         }
     )
     test_the_same_tokens_as_llama_cpp(model, gbnf)
+
+
+# ---- masks
+
+
+@pytest.fixture
+def make_tree():
+    if not own_kernels.start().name:
+        pytest.skip(own_kernels.in_use().reason)
+    return partial(native.Tree, native.functions(own_kernels.library()))
+
+
+MASKED = [
+    *GRAMMARS.values(),
+    'root ::= "x" <[1]> "y" | !<[300]>',
+    to_gbnf({}),
+    to_gbnf({"type": "array", "items": {"type": "string", "maxLength": 30}}),
+]
+
+
+@pytest.mark.parametrize("most", [-1, 60, 300, 20_000])
+@pytest.mark.parametrize("gbnf", MASKED, ids=range(len(MASKED)))
+def test_a_mask_has_what_is_allowed(model, make_tree, monkeypatch, gbnf, most):
+    """Whatever work it may take: a mask that takes more is not there."""
+    monkeypatch.setattr(token_grammar, "_MASK_WORK", most)
+    token_grammar._pieces_of(model)._known.clear()
+    grammar, plain, rng, history = (
+        Grammar(model, gbnf, 0),
+        Grammar(model, gbnf, 0),
+        random.Random(7),
+        [],
+    )
+    assert grammar.mask([]) is None
+    grammar.make_masks_by(make_tree)
+    for _ in range(15):
+        mask, allowed = grammar.mask(history), plain.allowed(history, all_ids(model))
+        if mask is not None:
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            assert (bits[: model.n_vocab] == allowed).all()
+        assert (mask is None) == (most < 0) or most in (60, 300)
+        choice = [i for i in np.flatnonzero(allowed).tolist() if not model.is_end(i)]
+        if not choice:
+            break
+        history.append(rng.choice(choice))
+
+
+def test_masks_of_a_draft_end_where_it_leaves_the_grammar(model, make_tree):
+    grammar, (a, b, c) = (
+        Grammar(model, 'root ::= "ab"* "c"', 1),
+        [ids_of(model, c)[0] for c in "abc"],
+    )
+    grammar.make_masks_by(make_tree)
+    alone = [grammar.mask([5, *answer]) for answer in ([], [a], [a, b])]
+    assert grammar.masks([5], [a, b]) == alone
+    assert grammar.masks([5], []) == alone[:1]
+    assert grammar.masks([5], [a, c, a]) == alone[:2]
+    assert grammar.masks([5, a], [a]) == alone[1:2]
+
+
+def test_a_draft_that_takes_too_much_work_does_not_fail_for_the_text(model, make_tree, monkeypatch):
+    grammar, history = Grammar(model, CAT, 0), ids_of(model, "the")
+    grammar.make_masks_by(make_tree)
+    grammar.masks([], history)
+    monkeypatch.setattr(automaton_module, "_MAX_WORK", 10)
+    fresh = Grammar(model, 'root ::= "t" ("h" | [h-z] | "ha")* "e"', 0)
+    fresh.make_masks_by(make_tree)
+    with pytest.raises(InvalidOptionError, match="too many ways"):
+        fresh.masks([], history)
+    monkeypatch.undo()
+    assert fresh.mask([]) is not None
+    monkeypatch.setattr(automaton_module, "_MAX_WORK", 10)
+    assert fresh.masks([], history) is None
+
+
+WORDS = 'root ::= ("the" | "cat" " "?)*'
+
+
+def test_requests_share_what_is_known_of_a_grammar(model, make_tree, monkeypatch):
+    pieces = token_grammar._pieces_of(model)
+    pieces._known.clear()
+    made = [Grammar(model, gbnf, 0) for gbnf in (WORDS, 'root ::= "a"*', WORDS)]
+    first, other, again = (one._automaton.known for one in made)
+    assert first is again is not other
+    made[0].make_masks_by(make_tree)
+    mask = made[0].mask([])
+    assert mask is not None
+    assert made[2].mask([]) is mask
+    # one that is full is replaced for all, and a state keeps its meaning
+    history = ids_of(model, "the")
+    before = made[2].allowed(history, all_ids(model))
+    monkeypatch.setattr(automaton_module, "_MAX_CACHE", first.cached - 1)
+    assert (made[2].allowed(history, all_ids(model)) == before).all()
+    made[0].allowed(history, all_ids(model))
+    assert made[0]._automaton.known is made[2]._automaton.known is not first
+    monkeypatch.undo()
+    assert Grammar(model, WORDS, 0)._automaton.known is first
+
+
+def test_grammars_that_were_not_used_for_long_are_forgotten(model, monkeypatch):
+    pieces = token_grammar._pieces_of(model)
+    pieces._known.clear()
+    monkeypatch.setattr(token_grammar, "_MOST_KNOWN", 20_000)
+    for n in (1, 2, 3, 1, 4, 5, 1, 6):
+        Grammar(model, f'root ::= "a"{{{n}}}', 0)
+    kept = [int(re.search(r"\d", gbnf)[0]) for gbnf in pieces._known]
+    assert 2 <= len(kept) <= 4
+    assert kept == [4, 5, 1, 6][-len(kept) :]
+
+
+def test_threads_share_what_is_known(model, make_tree):
+    """The masks are those of one thread, also where threads number the same states at once."""
+    gbnf = to_gbnf({"type": "array", "items": {"type": "string", "maxLength": 40}})
+    answers = [
+        ids_of(model, f'["{word * 4}", "{word}'[: 9 + i])
+        for i, word in enumerate(["ab", "é", "日x", "q"])
+    ]
+
+    def masks(grammar, answer):
+        grammar.make_masks_by(make_tree)
+        return [grammar.mask(answer[:n]) for n in range(len(answer) + 1)]
+
+    pieces, wanted = token_grammar._pieces_of(model), []
+    for answer in answers:
+        pieces._known.clear()
+        wanted.append(masks(Grammar(model, gbnf, 0), answer))
+    pieces._known.clear()
+    grammars = [Grammar(model, gbnf, 0) for _ in answers]
+    for one in grammars:
+        one.rest_by(lambda: time.sleep(0))
+    with ThreadPoolExecutor(len(answers)) as pool:
+        assert [*pool.map(masks, grammars, answers)] == wanted
+    known = grammars[0]._automaton.known
+    assert all(one._automaton.known is known for one in grammars)
+    assert len({*known.states}) == len(known.states)
+
+
+@pytest.mark.parametrize("gbnf", ['root ::= [^"\\\\]*', "root ::= .*", "root ::= [à-\\U0010ffff]*"])
+def test_characters_that_are_all_allowed_have_few_states(model, make_tree, gbnf):
+    grammar = Grammar(model, gbnf, 0)
+    grammar.make_masks_by(make_tree)
+    assert grammar.mask([]) is not None
+    assert len(grammar._automaton.states) < 40
+
+
+def test_each_character_at_the_bounds_of_a_range():
+    """Characters with 1 to 4 bytes, the first and last of each length, and neighbours of the ranges' ends."""
+    bounds = [0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x3FFFF, 0x40000, 0x10FFFF]
+    codes = {code + d for code in bounds for d in (-64, -1, 0, 1, 64)} | {
+        *range(0x41, 0x10FFFF, 997)
+    }
+    codes = [code for code in codes if 0 < code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF]
+    for low in bounds:
+        for high in (one for one in bounds if one >= low):
+            gbnf = f"root ::= [\\U{low:08x}-\\U{high:08x}]"
+            automaton = automaton_module.Automaton(gbnf, int)
+            start = automaton.number(automaton.start)
+            taken = [code for code in codes if automaton.read(start, chr(code).encode()) >= 0]
+            assert taken == [code for code in codes if low <= code <= high]
 
 
 # ---- positions

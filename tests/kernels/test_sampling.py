@@ -11,10 +11,11 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, arrays
 from gguf_spec.arrays import exp, log, total
+from gguf_spec.grammar import token_grammar
 from gguf_spec.llama import own_kernels
 from gguf_spec.sampling import chain, native, rng
 from tests.support import children
-from tests.support.sampled_rows import differences
+from tests.support.sampled_rows import differences, tree_differences
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
 import _llama_wheel
@@ -27,8 +28,10 @@ ALONE = """
 #include "sampling.h"
 namespace alone { extern const Sampling sampling; }
 #define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 56 * n_vocab; }
+EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 60 * n_vocab; }
 EXPORT int gguf_spec_sample(Rows * const * rows, int n) { for (int i = 0; i < n; i++) alone::sampling.sample(*rows[i]); return 1; }
+EXPORT void gguf_spec_grow(Tree * tree, const uint8_t * texts, const int64_t * ends, int64_t n) { alone::sampling.grow(*tree, texts, ends, n); }
+EXPORT int32_t gguf_spec_walk(Walk * walk) { return alone::sampling.walk(*walk); }
 EXPORT void gguf_spec_sampling_compute(int what, double * values, int64_t n) { alone::sampling.compute(what, values, n); }
 """
 # Mistakes: a piece of sampling.cpp, and what stands there instead.
@@ -41,10 +44,10 @@ BUGS = [
     ("old > 0 ? old / chain.repeat", "old >= 1 ? old / chain.repeat"),
     ("std::max(0, all - chain.last_n)", "std::max(0, all - chain.last_n + 1)"),
     ("* chain.frequency - chain.presence", "* chain.frequency + chain.presence"),
-    ("if (has(chain.banned[j])) change", "if (j && has(chain.banned[j])) change"),
+    ("if (has(chain.ends[j])) change", "if (j && has(chain.ends[j])) change"),
     ("x[chain.bias_ids[j]] + chain.biases[j]", "x[chain.bias_ids[j]] + chain.biases[0]"),
     ("- rows.dry[j]", "- rows.dry[0]"),
-    ("least = maxima[n_maxima - k];", "least = maxima[n_maxima - k / 2 - 1];"),
+    ("std::max(LEAST, maxima[n_maxima - k])", "std::max(LEAST, maxima[n_maxima - k / 2 - 1])"),
     ("bits_of<uint32_t>(0.0f - x)", "bits_of<uint32_t>(-x)"),
     ("x[i] >= sight", "x[i] > best - 1"),
     ("< limits.top_p * mass) i++;", "<= limits.top_p * mass) i++;"),
@@ -55,9 +58,17 @@ BUGS = [
     ("filter(chain.loose, best, false)", "filter(chain.usual, best, false)"),
     ("own - (float) chain.noise);", "own);"),
     ("largest(std::min<int64_t>(chain.n_top, n))", "largest(std::min<int64_t>(1, n))"),
-    ("if (!(row[id] > -INF)) break;", ""),
     ("token != rows.draft[i]) return;", "token == rows.draft[i]) return;"),
-    ("row.restore();\n        if (chain.n_top >= 0)", "if (chain.n_top >= 0)"),
+    ("row.restore();\n        row.x = given;", "row.x = given;"),
+    ("(some >> j & (uint32_t) (one > -INF))", "(some >> j & 1)"),
+    ("allowed + i / 8, (m + 7) / 8);", "allowed + i / 8, m / 8);"),
+    ("restore();\n        x = masked;", "x = masked;"),
+    ("row.x = given;\n        if", "if"),
+    ("if (rows.masks && best == -INF)", "if (false)"),
+    ("if (has(chain.ends[j]) && allowed[chain.ends[j] / 8] >> chain.ends[j] % 8 & 1)", "if (has(chain.ends[j]))"),
+    ("i < tree.firsts[at + 1]; i++)", "i < std::min(tree.firsts[at] + 1, tree.firsts[at + 1]); i++)"),
+    ("tree.depths[next] > tree.depths[i]", "tree.depths[next] >= tree.depths[i]"),
+    ("w.used[from] = 1;", ""),
     ("for (int j = 1; j < BLOCK; j++) sum += lanes[j];", "for (int j = BLOCK - 1; j; j--) sum += lanes[j];"),
 ]  # fmt: skip
 
@@ -115,6 +126,11 @@ def test_choices_are_those_of_the_rule_with_fixed_bits(library, always_fixed):
     assert not differences(library, 2, 300, SMALL)[1]
 
 
+def test_a_tree_of_tokens_has_those_that_an_automaton_accepts(library):
+    found = tree_differences(library, 1, 200)
+    assert not found, found[0]
+
+
 @pytest.mark.slow
 def test_a_million_rows(library):
     n_rows = 0
@@ -152,6 +168,7 @@ def test_other_instructions_give_the_same_bits(tmp_path):
     library = compiled(tmp_path)
     assert not differences(library, 3, 400, SMALL)[1]
     assert not differences(library, 3, 6, LARGE)[1]
+    assert not tree_differences(library, 3, 200)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug[0])
@@ -168,7 +185,8 @@ def test_a_bug_is_noticed(bug, tmp_path):
     text = (sources / "sampling.cpp").read_text(encoding="utf-8")
     (sources / "sampling.cpp").write_text(text.replace(*bug, 1), encoding="utf-8")
     library = compiled(tmp_path, sources, ["-O1"])
-    found = differences(library, 1, 2000, SMALL)[1] or differences(library, 1, 30, LARGE)[1]
+    found = tree_differences(library, 1, 300) or differences(library, 1, 2000, SMALL)[1]
+    found = found or differences(library, 1, 30, LARGE)[1]
     down = np.linspace(-30, 0, 10_000)
     assert found or (compute(library, 0, down) != exp(down)).any()
 
@@ -176,9 +194,14 @@ def test_a_bug_is_noticed(bug, tmp_path):
 # ---- whole texts
 
 
-@pytest.mark.parametrize("parallel", [1, 3])
-def test_texts_are_those_without_the_library(library, monkeypatch, parallel):
-    """Drafts, near ties, penalties of long texts and log-probabilities; and each request used the library."""
+@pytest.mark.parametrize(("parallel", "most"), [(1, 20_000), (3, 20_000), (1, -1), (1, 500)])
+def test_texts_are_those_without_the_library(library, monkeypatch, parallel, most):
+    """Drafts, near ties, penalties of long texts and log-probabilities; and each request used the library.
+
+    So do grammars whose masks take too much work, and those of which some do.
+    """
+    monkeypatch.setattr(token_grammar, "_MASK_WORK", most)
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2}
     ways = [
         {"temperature": 0.0},
         {},
@@ -186,6 +209,9 @@ def test_texts_are_those_without_the_library(library, monkeypatch, parallel):
         {"top_k": 0, "top_p": 1.0, "min_p": 0.02, "repeat_penalty": 1.2, "penalty_last_n": -1},
         {"top_n_sigma": 1.0, "presence_penalty": 0.5, "ignore_eos": True},
         {"dry_multiplier": 0.8, "logit_bias": {5: -1.0}},
+        {"json_schema": schema, "logprobs": 2},
+        {"json_schema": schema, "temperature": 0.0, "ignore_eos": True},
+        {"grammar": 'root ::= ([a-z]{1,4} " ")+ "."', "top_k": 0, "dry_multiplier": 0.8},
     ]
     asked = []
 

@@ -286,6 +286,9 @@ class NoTwice:
     def __init__(self, n_vocab):
         self._all = np.arange(n_vocab)
 
+    def mask(self, history):
+        return None
+
     def possible(self, history):
         return self._all != -1
 

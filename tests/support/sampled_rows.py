@@ -7,7 +7,7 @@ import numpy as np
 from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.options import Sampling
 from gguf_spec.sampling.chain import Filters, Sampler, logprob
-from gguf_spec.sampling.native import NativeSampler, is_possible
+from gguf_spec.sampling.native import NativeSampler, Tree, is_possible
 from gguf_spec.sampling.near_ties import is_near_tie
 from gguf_spec.sampling.rng import SeededRng
 
@@ -25,6 +25,48 @@ OPTIONS = {
     "logprobs": (None, None, 0, 1, 20),
     "ignore_eos": (False, False, True),
 }
+
+
+class Masks:
+    """A grammar with some random sets of allowed tokens, one after the other; the rule has them as masks or asks for tokens."""
+
+    def __init__(self, rng, n_vocab, ends):
+        shares = rng.choice([0.0, 1e-3, 0.05, 0.5, 0.999, 1.0], size=7)
+        self._rows = [rng.random(n_vocab) < share for share in shares]
+        for row in self._rows:
+            kind = rng.integers(4)
+            if kind == 0:
+                row[rng.integers(n_vocab)] = True
+            if kind == 1:
+                row[:] = False
+            if kind < 3:
+                row[ends[ends < n_vocab]] = rng.random() < 0.5
+        self._others = rng.random(n_vocab) < 0.3
+        self._has_masks = rng.random() < 0.5
+
+    def _row(self, history):
+        return self._rows[len(history) % len(self._rows)]
+
+    def possible(self, history):
+        return self._row(history) | self._others
+
+    def allowed(self, history, ids):
+        return self._row(history)[ids]
+
+    def mask(self, history):
+        return self._bits(history) if self._has_masks else None
+
+    def _bits(self, history):
+        return np.packbits(self._row(history), bitorder="little").tobytes()
+
+    def masks(self, history, draft):
+        found = []
+        for n in range(len(draft) + 1):
+            past = [*history, *draft[:n]]
+            found.append(self._bits(past))
+            if n < len(draft) and not self._row(past)[draft[n]]:
+                break
+        return found
 
 
 def make_rows(rng, n_rows, n_vocab, kind=None):
@@ -54,6 +96,7 @@ def make_rows(rng, n_rows, n_vocab, kind=None):
 
 
 def make_sampler(rng, n_vocab):
+    """Return a chain of random options, with a grammar in two of five."""
     options = {name: values[rng.integers(len(values))] for name, values in OPTIONS.items()}
     some = [int(i) for i in rng.integers(0, n_vocab + 2, size=3)]
     if rng.random() < 0.3:
@@ -63,7 +106,9 @@ def make_sampler(rng, n_vocab):
         found = np.array(sorted({*some}), dtype=np.int64)
         dry = lambda history: (found, 0.1 * len(history) + np.arange(len(found)))  # noqa: E731
     ends = np.array(some[:2], dtype=np.int64)
-    filters = Filters(dry=dry, ends=ends, penalise_from=int(rng.choice([0, 0, 3])))
+    grammar = Masks(rng, n_vocab, ends) if rng.random() < 0.4 else None
+    begin = int(rng.choice([0, 0, 3]))
+    filters = Filters(dry=dry, grammar=grammar, ends=ends, penalise_from=begin)
     return Sampler(Sampling(**options), SeededRng(int(rng.integers(2**63))), filters)
 
 
@@ -131,3 +176,56 @@ def differences(library, seed, n_cases, sizes):
         if len(found) > 3:
             break
     return n_compared, found
+
+
+class Bytes:
+    """An automaton of bytes with random rows, which are made when they are asked for."""
+
+    def __init__(self, rng, letters):
+        self._rows = np.full((int(rng.integers(1, 300)), 256), -1, dtype=np.int32)
+        values = rng.integers(len(self._rows), size=(len(self._rows), len(letters)))
+        self._rows[:, letters] = np.where(
+            rng.random(values.shape) < rng.choice([0.02, 0.4]), -1, values
+        )
+        self.known, self.work = self, 0
+        self.addresses = np.zeros(len(self._rows) + int(rng.integers(9)), dtype=np.int64)
+
+    def row(self, at):
+        assert not self.addresses[at]
+        self.addresses = np.copy(self.addresses)  # as where it grows
+        self.addresses[at] = self._rows[at].ctypes.data
+        self.work += 1
+
+    def read(self, at, text, used):
+        for byte in text:
+            used.add(at)
+            at = self._rows[at, byte]
+            if at < 0:
+                return False
+        return bool(text)
+
+
+def tree_differences(library, seed, n_cases):
+    """Compare the tokens that an automaton accepts, and the states it needs, with those found one by one."""
+    rng, found = np.random.default_rng(seed), []
+    for case in range(n_cases):
+        letters = rng.choice(256, int(rng.integers(1, 6)), replace=False)
+        n, longest = int(rng.integers(1, 300)), int(rng.choice([1, 3, 8, 40]))
+        texts = [bytes(rng.choice(letters, rng.integers(longest + 1))) for _ in range(n)]
+        order = sorted((i for i in range(n) if texts[i]), key=texts.__getitem__)
+        ends = np.cumsum([len(texts[i]) for i in order], dtype=np.int64)
+        flat = b"".join([texts[i] for i in order])
+        tree, automaton = (
+            Tree(library, flat, ends, np.array(order, dtype=np.int32)),
+            Bytes(rng, letters),
+        )
+        for _ in range(3):
+            start, used = int(rng.integers(len(automaton._rows))), set()
+            wanted = [automaton.read(start, text, used) for text in texts]
+            bits, states = tree.accepted(automaton, start, 10**6)
+            got = np.unpackbits(bits, bitorder="little")[: max(order, default=-1) + 1].tolist()
+            if [*got, *[0] * (n - len(got))] != wanted or set(states) != used:
+                found.append(f"case {case}: {got} is not {wanted}, or {states} not {used}")
+        if len(found) > 3:
+            break
+    return found

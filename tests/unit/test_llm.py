@@ -150,6 +150,9 @@ class Only:
         at = len(history) - self.n_prompt
         return ids == (self.tokens[at] if at < len(self.tokens) else self.end)
 
+    def mask(self, history):
+        return None
+
     def possible(self, history):
         return np.ones(V, dtype=bool)
 

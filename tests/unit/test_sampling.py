@@ -142,6 +142,9 @@ class Few:
     def __init__(self, n_vocab, tokens):
         self._allowed = np.isin(np.arange(n_vocab), tokens)
 
+    def mask(self, history):
+        return None
+
     def possible(self, history):
         return np.ones(len(self._allowed), dtype=bool)
 
