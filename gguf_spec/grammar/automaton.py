@@ -408,7 +408,8 @@ class Known:
         self.rows: dict[int, tuple[array[int], int]] = {}
         self.addresses: NDArray[np.int64] = np.zeros(256, dtype=np.int64)
         self.masks: dict[int, bytes | None] = {}
-        self.refused = self.cached = 0
+        self.refused: int = 0
+        self.cached: int = 0
         self._numbers: dict[State, int] = {}
         self._lock = lock or nullcontext()
         self._next: Known | None = None
@@ -466,7 +467,7 @@ class Automaton:
         self._known_groups: dict[tuple[int, frozenset[int], bytes], list[tuple[bytes, bytes]]] = {}
         self.work, self._rest_at = 0, _UNTIL_REST
         self.rest: Callable[[], object] = lambda: None
-        self.known = known or Known()
+        self.known: Known = known or Known()
         # rows whose work is counted
         self._rows: dict[int, array[int]] = {}
         self.start: State = self._expand([()], self._rules.rules[self._rules.root]), b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -37,12 +38,14 @@ from ..errors import (
 from ..results import OnProgress, Progress
 from ..system.files import (
     DISK_FULL,
+    cache_file,
     cache_folder,
     exclusive,
     existing,
     move,
     read_json,
     sync,
+    version,
     write_json,
 )
 from ..system.machine import format_bytes
@@ -50,11 +53,10 @@ from . import hub, package
 from .hub import explained
 from .models_file import Entry, Part
 from .resolve import ModelName, located, resolve
-from .sums import checksum, known_sum, mark_of
-from .trimmed import existing_folder, remove_trimmed
 
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
+_CHUNK = 1 << 20  # read size in bytes
 _LOG = logging.getLogger(__name__)
 
 
@@ -165,6 +167,8 @@ def remove(
     if not paths:
         raise _not_downloaded(entry)
     with explained(entry, entry.parts[0]):
+        from .trimmed import existing_folder, remove_trimmed  # it uses the sums below
+
         copy = existing_folder(paths)
         freed = 0 if only_trimmed else _delete(entry, paths)
         # without a freed byte another revision has the same file
@@ -648,3 +652,41 @@ def _etag(path: Path) -> str | None:
     """
     name = hub.blob(path).name
     return name if is_sum(name) else None
+
+
+def mark_of(path: Path) -> Path:
+    """Return the path of a file's cached sum; it changes with the file."""
+    return cache_file("verified", [path.resolve(), *version(path)[1:]])
+
+
+def known_sum(path: Path) -> str | None:
+    """Return the cached sum of a file, or None."""
+    kept = read_json(mark_of(path))
+    return kept.get("sha256") if isinstance(kept, dict) else None
+
+
+def sum_of(path: Path) -> str:
+    """Return the sha256 of a file, computed where it is not known.
+
+    Raises:
+        OSError: The file cannot be read, or was changed meanwhile.
+    """
+    mark = mark_of(path)
+    found = known_sum(path)
+    if found is None:
+        found = checksum(path, lambda _: None, 0, 0)
+        if mark != mark_of(path):
+            raise OSError(errno.EBUSY, "it was changed meanwhile", str(path))
+        write_json(mark, {"sha256": found})
+    return found
+
+
+def checksum(path: Path, tell: OnProgress, done: int, total: int) -> str:
+    """Return the sha256 of a file; `done` of `total` bytes were read before."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            tell(Progress("checksum", done, total, "bytes"))
+    return digest.hexdigest()

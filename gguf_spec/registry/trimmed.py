@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.files import cache_folder, content_id, read_json
-from .sums import sum_of
+from .download import sum_of
 
 VERSION = 1
 """Version of the record, and of what a copy contains; those of other versions are not used."""

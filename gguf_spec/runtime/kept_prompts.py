@@ -50,7 +50,7 @@ from ..llama.state_pieces import (
     take_apart,
 )
 from ..options import IMAGE_IDS
-from ..registry.sums import known_sum, sum_of
+from ..registry.download import known_sum, sum_of
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 from ..system.piece_folder import Piece, PieceFolder, folder_and_limit

@@ -15,7 +15,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import errors
-from gguf_spec.registry import download, package, sums
+from gguf_spec.registry import download, package
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.proxy import by_proxy
 from gguf_spec.registry.resolve import Entry, Part
@@ -384,10 +384,10 @@ def test_only_the_damaged_part_is_downloaded_again(hub):
 def test_a_damaged_mark_deletes_no_model(hub, mark):
     entry = entry_of(hub.add(FILE, BODY))
     path = download.pull(entry).paths[0]
-    sums.mark_of(path).write_text(mark, encoding="utf-8")
+    download.mark_of(path).write_text(mark, encoding="utf-8")
     assert download.pull(entry, offline=True).verified == "sha256"
     assert path.read_bytes() == BODY
-    assert sums.known_sum(path) == hashlib.sha256(BODY).hexdigest()
+    assert download.known_sum(path) == hashlib.sha256(BODY).hexdigest()
 
 
 def test_the_error_about_a_damaged_file_names_the_cure(hub):
