@@ -70,7 +70,7 @@ def test_auto_follows_the_measured_costs(gguf_dir):
         )
         target = llm.engine.target
         for pass_s, n in (({1: 0.01, 65: 0.01}, 16), ({1: 0.01, 65: 0.65}, 4)):
-            measured = replace(llm.profile, target=pass_s, target_depth={}, guessed=())
+            measured = replace(llm.profile, target=pass_s, target_depth={}, guessed=(), steady=True)
             assert write_profile(target, None, measured)
             with gguf_spec.load(path, None, **options) as again:
                 assert again.parallel == n
