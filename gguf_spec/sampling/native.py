@@ -136,8 +136,12 @@ class Library:
         # work memory that is not in use
         self._free: list[NDArray[np.uint8]] = []
 
-    def sample(self, rows: _Rows) -> None:
-        """Sample the rows of one request, with work memory that no other thread uses."""
+    def sample(self, rows: _Rows, given: Any) -> None:
+        """Sample the rows of one request, with work memory that no other thread uses.
+
+        Args:
+            given: The array of one pointer to the rows, made once.
+        """
         n_bytes = self._bytes(rows.n_vocab)
         try:
             memory = self._free.pop()
@@ -146,7 +150,7 @@ class Library:
         if len(memory) != n_bytes:
             memory = np.zeros(n_bytes, np.uint8)
         rows.work = memory.__array_interface__["data"][0]
-        self._sample(ctypes.byref(ctypes.pointer(rows)), 1)
+        self._sample(given, 1)
         if len(self._free) < _MOST_FREE:
             self._free.append(memory)
 
@@ -270,6 +274,7 @@ class NativeSampler:
             bans_ends=s.ignore_eos,
         )
         self._rows, self._room = _Rows(chain=ctypes.pointer(self._chain)), 0
+        self._given = (POINTER(_Rows) * 1)(ctypes.pointer(self._rows))
         # those of the last round: mostly the next ones are the same view
         self._logits, self._checks = np.zeros(0, np.float32), False
 
@@ -359,7 +364,7 @@ class NativeSampler:
             rows.n_dry = len(dry[0])
             rows.dry_ids = (c_int32 * rows.n_dry)(*dry[0].tolist())
             rows.dry = (c_double * rows.n_dry)(*dry[1].tolist())
-        self._library.sample(rows)
+        self._library.sample(rows, self._given)
         n = rows.n_tokens
         if n < 0:
             raise NoTokenLeftError
