@@ -5,6 +5,7 @@ import math
 import random
 import re
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError, InvalidOptionError
 from gguf_spec.grammar import automaton as automaton_module
 from gguf_spec.grammar import token_grammar
+from gguf_spec.grammar.automaton import Known
 from gguf_spec.grammar.json_schema import to_gbnf
 from gguf_spec.grammar.token_grammar import Grammar
 from gguf_spec.llama import own_kernels
@@ -304,6 +306,54 @@ def test_threads_share_what_is_known(model, make_tree):
     known = grammars[0]._automaton.known
     assert all(one._automaton.known is known for one in grammars)
     assert len({*known.states}) == len(known.states)
+
+
+class Before:
+    """A lock; another thread had it immediately before, and did something once."""
+
+    def __init__(self):
+        self.does, self.n_entered = [], 0
+
+    def __enter__(self):
+        self.n_entered += 1
+        if self.does:
+            self.does.pop()()
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_state_that_another_thread_numbers_first_has_its_number():
+    lock = Before()
+    known = Known(lock)
+    others = [(frozenset({(i,)}), b"") for i in range(255)]
+    for one in others:
+        known.number(one)
+    states = [(frozenset({(1000 + i,)}), b"") for i in range(2)]
+    lock.does.append(lambda: [known.number(one) for one in reversed(states)])
+    assert [known.number(one) for one in states] == [256, 255]
+    assert known.states == [*others, *reversed(states)]
+    assert len(known.addresses) > 256
+    assert lock.n_entered > 256
+
+
+def test_a_row_that_another_thread_adds_first_is_kept():
+    """The address that the library reads belongs to the row that stays in memory."""
+    lock = Before()
+    known = Known(lock)
+    mine, theirs = (array("i", [-1]) * 256 for _ in range(2))
+    lock.does.append(lambda: known.add_row(0, theirs, 5))
+    assert known.add_row(0, mine, 5) is theirs
+    assert known.rows[0] == (theirs, 5)
+    assert known.addresses[0] == theirs.buffer_info()[0]
+    assert lock.n_entered == 2
+
+
+def test_a_full_memory_has_one_successor():
+    lock = Before()
+    known, found = Known(lock), []
+    lock.does.append(lambda: found.append(known.next()))
+    assert known.next() is found[0]
 
 
 @pytest.mark.parametrize("gbnf", ['root ::= [^"\\\\]*', "root ::= .*", "root ::= [à-\\U0010ffff]*"])
