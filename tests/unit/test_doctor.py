@@ -899,6 +899,21 @@ def test_a_model_with_snapshots(files, tmp_path):
     assert "snapshots of its state after the last 9 tokens" in check.found
 
 
+@pytest.mark.parametrize("problem", ["", "it died"])
+def test_models_are_examined_with_repacked_weights_where_these_work(monkeypatch, problem):
+    given = []
+
+    class Examined(models.PairChecks):
+        def __init__(self, *options, **more):
+            given.extend(options[:2])
+            super().__init__(*options, **more)
+
+    monkeypatch.setattr(models, "PairChecks", Examined)
+    write_json(own_kernels.repacking_result(), {"ok": not problem, "problem": problem})
+    doctor(options=OPTIONS)
+    assert [one.extra_bufts for one in given] == [not problem] * 2
+
+
 def test_nothing_is_loaded_on_a_device_that_does_not_exist(files):
     wrong = replace(OPTIONS, placement=Placement(("Nothing7",)))
     for given, of_draft in ((wrong, None), (OPTIONS, wrong)):
