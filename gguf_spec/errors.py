@@ -449,7 +449,7 @@ def less_memory(n_ctx: int | None = None, parallel: int | None = None) -> Text:
     """Return advice for models that do not fit into memory.
 
     Args:
-        n_ctx: A context length that would fit; None if it is unknown, 0 if there is none.
+        n_ctx: A context length that would fit; None if it is unknown, 0 if no length fits.
         parallel: A number of parallel requests that would fit; None if it is unknown.
     """
     context = "set {n_ctx=} | " if n_ctx else "set a smaller {n_ctx} | "

@@ -1131,7 +1131,7 @@ class _Module:
         return found
 
     def unknown_base(self, owners: Sequence[Part], name: str) -> str:
-        """Return a base of classes that may have a method of a name; empty if there is none."""
+        """Return a base of classes that may have a method of a name; empty without one."""
         waiting, seen = [part.name for part in owners], set[str]()
         is_method = any(
             one.is_class and "function" in one.kinds[name] for one in self.binders_of(name)
