@@ -164,8 +164,9 @@ def profile_of(
     Elsewhere, and where several requests may share passes, a profile is measured first. It is
     measured again if it is a month old. One that other programs disturbed is measured again at the
     next load, and the better one of the two is used for a day. One "from the future" stays: the
-    clock of a machine without a battery starts in 1970. While another program runs, only the fewest
-    passes are made.
+    clock of a machine without a battery starts in 1970. While another program runs, several
+    requests begin with guessed costs, too, as a server does that starts with its machine; where
+    that is not possible, only the fewest passes are made.
 
     Args:
         on_measure: Called before a measurement.
@@ -175,13 +176,18 @@ def profile_of(
     kept, now = read_profile(target, draft), time.time()
     # The number of requests at once, and their turns, follow the costs of several rows.
     is_shared = len(target.context.sequences) > 1
-    may_learn = can_learn(target) and not is_shared
+    # Costs measured beside another program would hold for the life of a server.
+    is_busy = is_shared and cores_are_shared(target.context.threads)
+    may_learn = can_learn(target) and (is_busy or not is_shared)
     for model in filter(None, (target, draft)):
         if isinstance(model, CachedSequence) and model.options.head != "self":
             header = model.file.header
             model.depth_costs = depth_costs(header, model.options, whole or not may_learn)
-    if kept and not kept.is_whole and (whole or is_shared or kept.disturbed):
+    is_wanted = whole or (is_shared and not is_busy)
+    if kept and not kept.is_whole and (is_wanted or kept.disturbed):
         kept = None  # a measurement is wanted, or other programs disturbed the answers
+    if kept and is_busy and may_learn and kept.disturbed and not kept.final:
+        kept = None  # a guess is nearer
     old_s = _OLD_S if kept and kept.steady else _DISTURBED_OLD_S
     learns = may_learn and not (kept and kept.exact_width == 1)
     is_usable = kept and (kept.steady or kept.final or (learns and kept.checked))

@@ -142,6 +142,37 @@ def test_beside_another_program_few_passes_are_made_and_measured_again_later(sto
 
 
 @pytest.mark.parametrize(
+    ("kept", "is_used"),
+    [
+        (None, False),
+        (replace(GOOD, steady=False), False),
+        (GOOD, True),
+        (replace(GOOD, steady=False, final=True), True),
+    ],
+)
+def test_several_requests_begin_with_guessed_costs_beside_another_program(
+    store, monkeypatch, kept, is_used
+):
+    """A service starts with its machine, which is busy then; its costs would stay as they are."""
+
+    class Shared(FakeModel):
+        exactness = Exactness(attention=True, promised=True)
+        context = SimpleNamespace(threads=2, sequences=[None, None])
+
+    target = Shared(random_table(np.random.default_rng(1), 4))
+    monkeypatch.setattr(profile_files, "cores_are_shared", lambda threads: True)
+    store.kept = kept
+    found = profile_of(target, None)
+    assert store.n == 0
+    assert (found == kept) is is_used
+    assert bool(found.guessed) is not is_used
+    monkeypatch.setattr(profile_files, "cores_are_shared", lambda threads: False)
+    store.kept = None
+    assert profile_of(target, None) == replace(FRESH, measured_at=NOW)
+    assert store.n == 1, "several requests at once follow measured costs"
+
+
+@pytest.mark.parametrize(
     ("table", "wanted"),
     [
         ({1: 40.0, 2: 78.0, 4: 87.0, 8: 110.0}, {1, 2, 4, 8}),  # AMX
