@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..edit import EditPlan, Hunk, apply, no_longer_valid, patch, run
+from ..edit.across import imported_names
 from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from . import signals
@@ -22,7 +23,7 @@ from .command import CONTROL, Command, as_called, flag, json_option, option
 from .download import at_terminal
 from .options import load_models, model_options, offline_option, server_option, table_option
 from .output import LateBar, answer_json, ctrl_c_cancels, print_json, speed, stats_lines, styled
-from .text_file import TextFile, Undo, version
+from .text_file import TextFile, Undo, files_with, version
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 # Longest context for a file without --ctx, in tokens; few small models are trained for more.
 _MOST_CTX = 32_768
+_MOST_NAMED = 5  # files in a line about a name
 _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 
@@ -116,21 +118,29 @@ def edit(words: tuple[str, ...], **options: Any) -> int:
     if (options["output"] or options["yes"] or is_asked) and str(options["output"]) != "-":
         for source in sources:
             source.check_place(options["output"])  # before minutes of work
-    plans = [
-        (source, _plan(source, instruction, lines, options, is_only=len(sources) == 1))
-        for source, (_, lines) in zip(sources, places, strict=True)
-    ]
-    done = _made(_named(plans), options)
+    is_only, kept = len(sources) == 1, zip(sources, places, strict=True)
+    given = [(one, lines, frozenset[str]()) for one, (_, lines) in kept]
+    plans = [(one[0], _plan(*one, instruction, options, is_only=is_only)) for one in given]
+    if not is_only:  # a file that imports what another one renames is renamed with it
+        names = imported_names([(source.path.resolve(), plan) for source, plan in plans])
+        given = [(*one[:2], known) for one, known in zip(given, names, strict=True)]
+        plans = [(one[0], _plan(*one, instruction, options, is_only=is_only)) for one in given]
+    named = _named(plans)
+    if not options["as_json"]:
+        _say_elsewhere(named, [source.path for source in sources])
+    done = _made(named, options, _left(plans, named))
     return 130 if done is None else _write_all(done, options)
 
 
 def _plan(
-    source: TextFile, instruction: str, lines: list[str], options: dict[str, Any], *, is_only: bool
-) -> EditPlan | None:
+    source: TextFile, lines: list[str], given: frozenset[str], instruction: str,
+    options: dict[str, Any], *, is_only: bool,
+) -> EditPlan | None:  # fmt: skip
     """Return the plan for a file; None if it has no part with the name, and others may have."""
     scope = [*lines, *options["symbols"]]
     try:
-        return EditPlan(source.text, instruction, name=source.path.name, scope=scope)
+        name = source.path.name
+        return EditPlan(source.text, instruction, name=name, scope=scope, given=given)
     except InvalidOptionError:
         if is_only or lines:
             raise
@@ -153,6 +163,19 @@ def _named(plans: list[tuple[TextFile, EditPlan | None]]) -> list[tuple[TextFile
         if all(source is not one for one, _ in named):
             click.echo(f"{source.path.name} stays as it is: nothing in it was named.", err=True)
     return named
+
+
+def _left(
+    plans: list[tuple[TextFile, EditPlan | None]], named: list[tuple[TextFile, EditPlan]]
+) -> str:
+    """Return which file has a name that is renamed in others, and keeps it; empty without one."""
+    changed = [source for source, _ in named]
+    names = {plan.renamed for _, plan in named} - {""}
+    for source, plan in plans:
+        rename = plan.reading.rename if plan else None
+        if rename and source not in changed and rename.old.rpartition(".")[2] in names:
+            return f"{rename.old} stands in {source.path.name}, too, and is left there"
+    return ""
 
 
 def _check_usage(files: list[str], instruction: str, options: dict[str, Any]) -> None:
@@ -202,10 +225,19 @@ class _Change:
         return self.new is not None and bool(self.result.refused)
 
 
-def _made(plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any]) -> list[_Change] | None:
-    """Make the changes, and show them or ask about them; return None after Ctrl-C."""
+def _made(
+    plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any], left: str
+) -> list[_Change] | None:
+    """Make the changes, and show them or ask about them; return None after Ctrl-C.
+
+    Args:
+        left: What is left in a file that was named, so that a change by code is doubtful; or empty.
+    """
     if not plans[0][1].needs_model:
-        return [_decided(one, plan.end(None, None), {}, options, None) for one, plan in plans]
+        done = [(source, plan.end(None, None)) for source, plan in plans]
+        if left:
+            done = [(one, replace(edit, refused=edit.refused or (left,))) for one, edit in done]
+        return [_decided(source, edit, {}, options, None) for source, edit in done]
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
     sizes = [len(source.text.encode()) for source, _ in plans]
@@ -213,18 +245,39 @@ def _made(plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any]) -> li
     n_ctx = min(3 * max(sizes) // 4 + n_others // 3 + 1024, _MOST_CTX)
     if options["ctx"] is None and n_ctx > DEFAULT_CTX:
         options["ctx"] = n_ctx
-    done = list[_Change]()
+    changes = list[_Change]()
     with load_models(options, speculation) as llm:
         for i, (source, plan) in enumerate(plans):
-            known = [(one.source.path, one.new or one.source.text) for one in done]
+            known = [(one.source.path, one.new or one.source.text) for one in changes]
             known += [(other.path, other.text) for other, _ in plans[i + 1 :]]
             others = {str(_short(path)): text for path, text in known}
             change = _by_model(llm, source, plan, others, options)
             if change is None:
                 click.echo("Nothing was written.", err=True)
                 return None
-            done.append(change)
-    return done
+            changes.append(change)
+    return changes
+
+
+def _say_elsewhere(plans: list[tuple[TextFile, EditPlan]], files: list[Path]) -> None:
+    """Say which files have a name that is renamed and are not named: they stay as they are."""
+    known = {path.resolve() for path in files}
+    found = dict[str, set[Path]]()
+    for source, plan in plans:
+        if name := plan.renamed:
+            others = files_with(name, source.path.resolve()) - known
+            found[name] = found.get(name, set()) | others
+    for name, paths in found.items():
+        if paths:
+            some = sorted(str(_short(one)) for one in paths)
+            more = f" and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else ""
+            files = "1 other file" if len(some) == 1 else f"{len(some)} other files"
+            it = "it, too" if len(some) == 1 else "them, too"
+            click.echo(
+                f"{name} also stands in {files}: {', '.join(some[:_MOST_NAMED])}{more}. To rename "
+                f"it there, name {it}.",
+                err=True,
+            )
 
 
 def _by_model(

@@ -1,10 +1,15 @@
-"""A text file: read as text, replaced at once or not at all, and its old text kept for an undo."""
+"""A text file: read as text, replaced at once or not at all, and its old text kept for an undo.
+
+Also which other files of a project have a name. What an edit is, other modules know.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +29,7 @@ from ..system.files import (
     with_end,
 )
 
-__all__ = ["TextFile", "encoding_of", "is_device", "read_text", "version"]
+__all__ = ["TextFile", "encoding_of", "files_with", "is_device", "read_text", "version"]
 
 # No context holds a longer text; a byte is rarely more than one token.
 MOST_BYTES = 4_000_000
@@ -271,3 +276,53 @@ class Undo:
 
 def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+# ---- other files of a project
+
+# Folders that hold what others wrote or a program made.
+_NOT_OWN = {
+    "__pycache__", "bower_components", "build", "dist", "node_modules", "site-packages", "target",
+    "vendor", "venv",
+}  # fmt: skip
+# Endings of files that use each other's names; every other ending stands for itself.
+_FAMILIES = (
+    {".py", ".pyi", ".pyx"},
+    {".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".mts", ".cts", ".vue", ".svelte"},
+    {".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".hxx", ".m", ".mm", ".ino"},
+    {".java", ".kt", ".kts", ".scala", ".groovy"},
+)
+_MOST_FILES, _MOST_FILE_BYTES = 5_000, 1_000_000
+
+
+def files_with(name: str, path: Path) -> set[Path]:
+    """Return other source files that have a name of a file, and seem to know that file.
+
+    They stand in its folder, or have its name or the one of its folder in their text. Files of the
+    same work tree of git are looked at, without one those of the folder; 5,000 at most.
+
+    Args:
+        name: A name of the file at `path`, which is absolute.
+    """
+    tree = next((one for one in path.parents if (one / ".git").exists()), None)
+    ending = path.suffix.lower()
+    endings = next((family for family in _FAMILIES if ending in family), {ending})
+    word = re.compile(rb"(?<!\w)%b(?!\w)" % re.escape(name.encode()))
+    near = re.compile(rb"(?<!\w)(?:%b|%b)(?!\w)" % (
+        re.escape(path.stem.encode()), re.escape(path.parent.name.encode())
+    ))  # fmt: skip
+    found, n = set[Path](), 0
+    for where, folders, names in os.walk(tree or path.parent):
+        is_own = (one for one in folders if one not in _NOT_OWN and not one.startswith("."))
+        folders[:] = sorted(is_own) if tree else []
+        for other in (Path(where, one) for one in sorted(names)):
+            if other.suffix.lower() not in endings or other == path or other.is_symlink():
+                continue
+            n += 1
+            if n > _MOST_FILES:
+                return found
+            with contextlib.suppress(OSError):
+                data = other.read_bytes() if other.stat().st_size <= _MOST_FILE_BYTES else b""
+                if word.search(data) and (other.parent == path.parent or near.search(data)):
+                    found.add(other)
+    return found

@@ -118,7 +118,13 @@ class EditPlan:
     """
 
     def __init__(
-        self, text: str, instruction: str, *, name: str = "", scope: Sequence[str] = ()
+        self,
+        text: str,
+        instruction: str,
+        *,
+        name: str = "",
+        scope: Sequence[str] = (),
+        given: frozenset[str] = frozenset(),
     ) -> None:
         """Plan an edit.
 
@@ -127,6 +133,8 @@ class EditPlan:
             name: Name of the file, whose ending says how it is read.
             scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`.
                 Empty: what the instruction names, or else the whole text.
+            given: Names that the text imports from another file of the same edit, which renames
+                them, as `across.imported_names` finds them.
 
         Raises:
             InvalidOptionError: A part of `scope` is not in the text, or several have its name.
@@ -141,6 +149,7 @@ class EditPlan:
         self.reading: Reading = read(self._instruction, self.lines, self._parts, name)
         if scope:
             self.reading = replace(self.reading, scope=tuple(self._part_of(one) for one in scope))
+        self.reading = replace(self.reading, given=given)
         self.by_code: CodeEdit | None = edit_by_code(self.reading)
         self.part: Part | None = self._written_part()
         self._beside = self._new_lines_beside()
@@ -190,6 +199,28 @@ class EditPlan:
     @property
     def needs_model(self) -> bool:
         return self.by_code is None
+
+    @property
+    def renamed(self) -> str:
+        """The old name where code renames what other files may use, too; else empty.
+
+        That is a function, a class, a method or a variable that stands in no function.
+        """
+        rename = self.reading.rename
+        if (
+            self.by_code is None
+            or self.by_code.lines == self.lines
+            or not (rename and rename.is_name)
+        ):
+            return ""
+        name = rename.old.rpartition(".")[2].lstrip("$@")
+        functions = [part for part in self._parts if part.kind == "function"]
+        for part in self._parts:
+            if part.name == name and part.kind in {"class", "function", "variable"}:
+                around = (one for one in functions if one is not part)
+                if not any(one.start <= part.start and part.end <= one.end for one in around):
+                    return name
+        return ""
 
     @cached_property
     def label(self) -> str:

@@ -804,8 +804,10 @@ def _doubt_of(
         return ""
     if any(roles[one] == "key" for one in outside) and "labels" in reading.language.traits:
         return f"{name} is the name of an argument outside of the named place"
-    if any(_IMPORTED.search(use.above) for use in uses):
+    imported = [use for use in uses if _IMPORTED.search(use.above)]
+    if imported and name not in reading.given:
         return f"{name} is imported, and has its name elsewhere"
+    uses = [use for use in uses if use not in imported]
     parts = _Enclosing(reading.parts, (*uses, *outside))
     lexer = reading.language.lexer
     bindings = [at for at in (_binding(name, use, parts, code, reading) for use in uses) if at]
@@ -1186,7 +1188,7 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
     places = {(i, start) for i, start in found[0] if i not in kept}
     if not places:
         return None
-    if not is_member and places & module.imported:
+    if not is_member and places & module.imported and old not in reading.given:
         doubt = doubt or f"{old} is imported, and has its name elsewhere"
     return _renamed(lines, places, old, new, doubt)
 
@@ -1284,7 +1286,7 @@ def _variable_places(
     binders = [one for one in module.binders_of(old) if not one.is_class]
     meant, doubt = _of_kind(binders, old, kind), ""
     if binders and not meant:
-        meant, doubt = binders, f"there is no {kind} {old}"
+        meant, doubt = binders, "" if old in reading.given else f"there is no {kind} {old}"
     if scope:
         inside = [one for one in meant if _is_in(one, scope)]
         allowed = reading.allowed
@@ -1300,7 +1302,8 @@ def _variable_places(
             doubt = doubt or _places(len(meant), f"a {kind or 'variable'} {old}")
     places = [place for one in meant for place in by_binder.get(one, ())]
     if not binders and not scope:
-        places, doubt = by_binder.get(None, []), doubt or f"{old} is not defined here"
+        places = by_binder.get(None, [])
+        doubt = doubt or ("" if old in reading.given else f"{old} is not defined here")
     callers, why = _other_places(module, meant, old, arguments)
     return [*places, *callers], doubt or why
 

@@ -103,6 +103,7 @@ class Reading:
         scope: The parts that may change; empty if it names none.
         kept: The parts that must stay.
         is_everywhere: Whether it speaks of all places.
+        given: Names that the text imports from another file of the same edit, which renames them.
     """
 
     instruction: str
@@ -113,6 +114,7 @@ class Reading:
     scope: tuple[Part, ...] = ()
     kept: tuple[Part, ...] = ()
     is_everywhere: bool = False
+    given: frozenset[str] = frozenset()
 
     @property
     def suffix(self) -> str:

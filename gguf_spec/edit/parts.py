@@ -429,7 +429,9 @@ def _block(start: int, words: str, end: int, last: str) -> Iterator[Part]:
             yield Part(one.strip(), "block", start, end)
 
 
-_MARKS = re.compile(r"/\*|//[^\n]*|[\"'`]")
+_MARKS = re.compile(r"/\*|//[^\n]*|[\"'`]|/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/[a-z]*")
+# what a pattern such as `/'s?/` of JavaScript stands behind; elsewhere a slash divides
+_BEFORE_PATTERN = re.compile(r"(?:^|[(,=:\[!&|?{};+]|\b(?:return|typeof|case|throw|of))\s*$")
 _SHELL_MARKS = re.compile(r"(?m)(?:(?<=\s)|^)#[^\n]*|\$\{[^}\n]*\}|[\"'`]")
 _ENDS = {one: re.compile(rf"[^{one}\\]*(?:\\.[^{one}\\]*)*{one}", re.DOTALL) for one in "\"'`"} | {
     "/*": re.compile(r".*?(?:\*/|\Z)", re.DOTALL)
@@ -446,6 +448,11 @@ def without_texts(lines: list[str], comment: str) -> list[str]:
     pieces, at, unclosed = list[str](), 0, set[str]()
     while found := marks.search(text, at):
         start, end, mark = found.start(), found.end(), found[0]
+        is_pattern = mark[0] == "/" and mark[:2] not in {"/*", "//"}
+        if is_pattern and not _BEFORE_PATTERN.search(text, max(0, start - 40), start):
+            pieces.append(text[at : start + 1])
+            at = start + 1
+            continue
         pieces.append(text[at:start])
         if mark in _ENDS and mark not in unclosed:
             closing = _ENDS[mark].match(text, end)
@@ -453,7 +460,7 @@ def without_texts(lines: list[str], comment: str) -> list[str]:
                 unclosed.add(mark)
             else:
                 end = closing.end()
-        is_text = comment == "//" and mark in "\"'`"
+        is_text = is_pattern or (comment == "//" and mark in "\"'`")
         blank = r"[{};]" if is_text or end - start == 1 else r"[^\n]"
         pieces.append(re.sub(blank, " ", text[start:end]))
         at = end

@@ -256,6 +256,69 @@ def test_a_rename_in_several_files(here, two, tmp_path):
     assert "total" in two[0].read_text() and "total" in two[1].read_text()
 
 
+@pytest.fixture
+def project(tmp_path):
+    """A function, a module that imports it, one that does not, and other folders."""
+    files = {
+        "shop/store.py": "def total(a):\n    return a\n",
+        "shop/cart.py": "from .store import total\n\nprint(total(1))\n",
+        "shop/notes.md": "total and store\n",
+        "tests/test_store.py": "from shop.store import (\n    total,\n)\n\nassert total(1)\n",
+        "tests/test_other.py": "total = 3\n",
+        "node_modules/store.py": "from shop.store import total\n",
+        ".venv/store.py": "from shop.store import total\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+RENAME = "rename the function total to whole"
+
+
+def test_a_rename_names_the_other_files_with_the_name(here, project):
+    store = project / "shop" / "store.py"
+    result = here("edit", store, RENAME, "--yes")
+    assert result.returncode == 0
+    said = result.stderr.decode()
+    assert "total also stands in 1 other file: " in said, "without a work tree, in its folder"
+    assert "cart.py. To rename it there, name it, too." in said
+    assert here("edit", "--undo", store).returncode == 0
+    (project / ".git").mkdir()
+    said = here("edit", store, RENAME, "--diff").stderr.decode()
+    assert re.search(r"in 2 other files: \S+cart\.py, \S+test_store\.py\. To rename", said), said
+    some = [project / "shop" / "cart.py", project / "tests" / "test_store.py"]
+    assert "also stands" not in here("edit", store, *some, RENAME, "--diff").stderr.decode()
+    assert "also stands" not in here("edit", store, RENAME, "--json").stderr.decode()
+    local = "rename the parameter a to b"
+    assert "also stands" not in here("edit", store, local, "--diff").stderr.decode()
+
+
+def test_a_file_that_imports_what_another_one_renames_is_renamed_with_it(here, project):
+    names = ("shop/store.py", "shop/cart.py", "tests/test_store.py", "shop/sums.py")
+    files = [project / one for one in names]
+    files[3].write_text("from .store import total as sum_of\n\nprint(sum_of(1))\n")
+    old = [one.read_text() for one in files]
+    result = here("edit", *files, RENAME, "--yes")
+    assert result.returncode == 0, result.stderr
+    assert [one.read_text() for one in files] == [one.replace("total", "whole") for one in old]
+    assert here("edit", "--undo", *files).returncode == 0
+    alone = here("edit", files[1], RENAME, "--yes")
+    assert alone.returncode == 1, "who renames it elsewhere is not known"
+    assert files[1].read_text() == old[1]
+
+
+def test_a_named_file_that_keeps_the_name_is_asked_about(here, project):
+    cart, store = project / "shop" / "cart.py", project / "shop" / "store.py"
+    cart.write_text("from . import store\n\nprint(store.total(1))\n")
+    result = here("edit", store, cart, RENAME, "--yes")
+    assert result.returncode == 1
+    assert "total stands in cart.py, too, and is left there." in result.stderr.decode()
+    assert "def total" in store.read_text()
+
+
 def test_several_files_are_written_together_or_not_at_all(here, two):
     """The new name is there in the second file, so that the change is doubtful."""
     old = [one.read_text() for one in two]

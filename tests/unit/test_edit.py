@@ -432,6 +432,21 @@ def test_a_long_instruction_takes_no_time(instruction):
     assert plan("def a():\n    b = 1\n", instruction).needs_model
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "text = text.replace(/'s?/g, '');",
+        "return /[`/'{]/.test(a);",
+        'const a = [/"/, /}/];',
+        "x = a / b; y = '/{';",
+    ],
+)
+def test_a_pattern_between_slashes_is_no_text(line):
+    lines = ["function a(text) {", f"  {line}", "}", "", "function b() {", "  return '}';", "}"]
+    found = [(one.name, one.start, one.end) for one in parts_of(lines, "a.js")]
+    assert [one for one in found if one[0] in "ab"] == [("a", 0, 3), ("b", 4, 7)]
+
+
 def test_the_order_of_parts_does_not_depend_on_hashes():
     names = [one.name for one in parts_of(["h1, p, b, dl {", "}"], "a.css")]
     assert names == ["h1", "p", "b", "dl"]

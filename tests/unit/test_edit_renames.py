@@ -8,6 +8,7 @@ import yaml
 from pygments.token import Name
 
 from gguf_spec.edit import EditPlan
+from gguf_spec.edit.across import imported_names
 from gguf_spec.edit.instruction import read_rename
 from gguf_spec.edit.languages import Language, language_of, read_code
 from tests.support import children
@@ -385,3 +386,37 @@ def test_most_small_renames_that_are_simple_are_made_without_a_question():
     made = [one for one, plan in plans if not (plan.needs_model or plan.result_by_code().refused)]
     assert len(simple) == 20
     assert len(made) >= 18
+
+
+@pytest.mark.parametrize(
+    ("text", "is_given"),
+    [
+        ("import x, {total} from './store.js';\n", True),
+        ("import {\n  a,\n  total as sum,\n} from '../shop/store';\n", True),
+        ('export {total} from "./store.mjs";\n', True),
+        ("import {total} from 'shop';\n", True),
+        ("import {total} from './cart.js';\n", False),
+        ("import {totals} from './store.js';\nlog(total);\n", False),
+        ("import a from './store.js'; import {total} from './cart.js';\n", False),
+        ("from .store import total\n", True),
+        ("from shop.store import (\n    a,\n    total,\n)\n", True),
+        ("from shop import total\n", True),
+        ("from .cart import total\nimport store\n", False),
+        ("from .store import totals, a\ntotal = 3\n", False),
+    ],
+)
+def test_what_a_file_imports_from_another_one(text, is_given):
+    ending = "py" if text.startswith("from") else "js"
+    text_of = {"py": "def total():\n    pass\n", "js": "function total() {\n}\n"}
+    words = "rename total to whole"
+    store = EditPlan(text_of[ending], words, name=f"store.{ending}")
+    other = EditPlan(text, words, name=f"a.{ending}")
+    files = [
+        (Path(f"/shop/store.{ending}"), store),
+        (Path(f"/x/a.{ending}"), other),
+        (Path("/b"), None),
+    ]
+    given = [frozenset(), frozenset({"total"} if is_given else ()), frozenset()]
+    assert imported_names(files) == given
+    again = EditPlan(text, words, name=f"a.{ending}", given=given[1])
+    assert not (is_given and again.by_code.doubt and "import" in again.by_code.doubt)
