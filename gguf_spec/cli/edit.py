@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..edit import EditPlan, Hunk, apply, no_longer_valid, patch, run
-from ..edit.across import imported_names
+from ..edit import EditPlan, Hunk, apply, imported_names, no_longer_valid, patch, run
 from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from . import signals
@@ -271,10 +270,10 @@ def _say_elsewhere(plans: list[tuple[TextFile, EditPlan]], files: list[Path]) ->
         if paths:
             some = sorted(str(_short(one)) for one in paths)
             more = f" and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else ""
-            files = "1 other file" if len(some) == 1 else f"{len(some)} other files"
+            where = "1 other file" if len(some) == 1 else f"{len(some)} other files"
             it = "it, too" if len(some) == 1 else "them, too"
             click.echo(
-                f"{name} also stands in {files}: {', '.join(some[:_MOST_NAMED])}{more}. To rename "
+                f"{name} also stands in {where}: {', '.join(some[:_MOST_NAMED])}{more}. To rename "
                 f"it there, name {it}.",
                 err=True,
             )

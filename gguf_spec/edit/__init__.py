@@ -19,6 +19,7 @@ from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, Prom
 from ..options import Sampling
 from ..results import Completion, Stats
 from ..vocabulary import Tokens
+from .across import imported_names
 from .by_code import CodeEdit, edit_by_code
 from .doubts import doubts
 from .evidence import likely_block, without_look_alikes
@@ -37,8 +38,8 @@ from .instruction import Reading, read
 from .parts import Part, parts_of
 
 __all__ = [
-    "Asked", "Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "no_longer_valid",
-    "patch", "run",
+    "Asked", "Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "imported_names",
+    "no_longer_valid", "patch", "run",
 ]  # fmt: skip
 
 _SPARE = 64  # tokens of the context beyond the expected length of the new text

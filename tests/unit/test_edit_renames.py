@@ -7,8 +7,7 @@ import pytest
 import yaml
 from pygments.token import Name
 
-from gguf_spec.edit import EditPlan
-from gguf_spec.edit.across import imported_names
+from gguf_spec.edit import EditPlan, imported_names
 from gguf_spec.edit.instruction import read_rename
 from gguf_spec.edit.languages import Language, language_of, read_code
 from tests.support import children
@@ -272,7 +271,7 @@ HOSTILE = [
 ]  # fmt: skip
 _PLAN = """
 import sys
-from gguf_spec.edit import EditPlan
+from gguf_spec.edit import EditPlan, imported_names
 ending, atom = sys.argv[1:]
 EditPlan((atom * (1 << 19))[: 1 << 19] + " a", "rename a to b", name=f"a{ending}")
 """
