@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -52,10 +51,10 @@ OF_ALL_ROWS = [
     ("floats.h", "add(add(acc[r][0], acc[r][2]), add(acc[r][1], acc[r][3]))", "add(add(acc[r][0], acc[r][2]), acc[r][1])", ["f32", "f16", "bf16"]),
     ("attention.cpp", "__builtin_fmaf(weight, share, weight2 * share2)", "__builtin_fmaf(weight, share2, weight2 * share2)", ["cache of f16", "cache of q8_0", "cache of bf16"]),
 ]  # fmt: skip
-# Bugs of rows that are longer than those of the self-test: tests of the types find them.
+# Bugs of rows that are longer than 1,024 elements.
 OF_LONG_ROWS = [
-    ("products.cpp", "    quantize_q8_K(x + i, q, n);", "    quantize_q8_K(x + i % PART, q, n);", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]),
-    ("products.cpp", "sum[i / 32 + b] = header == 4", "sum[i / 32 % 32 + b] = header == 4", ["Q4_1", "Q5_1"]),
+    ("products.cpp", "    quantize_q8_K(x + i, q, n);", "    quantize_q8_K(x + i % PART, q, n);", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
+    ("products.cpp", "sum[i / 32 + b] = header == 4", "sum[i / 32 % 32 + b] = header == 4", ["q4_1", "q5_1"]),
 ]  # fmt: skip
 # Bugs of the kernels with tiles; the others are right.
 OF_TILES = [
@@ -100,11 +99,13 @@ def library_with(bugs, folder):
     ]
 
 
-@pytest.fixture(scope="module", params=["of the first row", "of all rows"])
+PLANTED = {"of the first row": OF_THE_FIRST_ROW, "of all rows": OF_ALL_ROWS}
+
+
+@pytest.fixture(scope="module", params=[*PLANTED])
 def planted(request, tmp_path_factory):
     """A library with one bug in each kernel, and what they spoil."""
-    bugs = OF_THE_FIRST_ROW if request.param == "of the first row" else OF_ALL_ROWS
-    return library_with(bugs, tmp_path_factory.mktemp("planted"))
+    return library_with(PLANTED[request.param], tmp_path_factory.mktemp("planted"))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,9 @@ def test_the_sources_have_its_place(bug):
 
 
 @pytest.mark.slow
-def test_the_self_test_finds_each_bug(planted, monkeypatch):
-    library, names = planted
+@pytest.mark.parametrize("bugs", [*PLANTED.values(), OF_LONG_ROWS], ids=[*PLANTED, "of long rows"])
+def test_the_self_test_finds_each_bug(bugs, tmp_path, monkeypatch):
+    library, names = library_with(bugs, tmp_path)
     monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
     monkeypatch.setenv("GGUF_SPEC_KERNELS", "auto")
     command = [sys.executable, "-c", PROBLEMS]
@@ -183,23 +185,6 @@ def test_verify_finds_each_bug(planted, kind, tmp_path, monkeypatch):
     assert done.returncode == 1, done.stderr
     faulty = {check["name"] for check in json.loads(done.stdout)["checks"] if check["faults"]}
     assert faulty & {"rows", "kernels"}
-
-
-@pytest.mark.slow
-def test_the_tests_of_products_find_bugs_of_long_rows(tmp_path):
-    library, names = library_with(OF_LONG_ROWS, tmp_path)
-    tests = "tests/kernels/test_products.py::test_bits_of_a_row"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfp", "--tb=no", tests]
-    done = children.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"GGUF_SPEC_KERNELS_LIBRARY": str(library), "GGUF_SPEC_KERNELS": "auto"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    outcomes = re.findall(r"(?m)^(PASSED|FAILED) .*\[(\w+)-", done.stdout)
-    assert {name for outcome, name in outcomes if outcome == "FAILED"} == set(names), done.stdout
 
 
 # Prints whether `verify` finds a fault in the kernels with each of the given mixtures of experts.
