@@ -607,7 +607,25 @@ def _more_than_added(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     for one in hunks:
         if one not in new and not extends(one):
             return [f"line {one.start + 1} was replaced, and only an addition was asked for"]
+    return _said_again(new, reading)
+
+
+def _said_again(new: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection to new prose that says nothing but what other lines of the text say."""
+    if reading.suffix not in PROSE or is_move(new, reading.instruction):
+        return []
+    if _REPEATS.search(reading.instruction):
+        return []
+    known = {line.strip(): i for i, line in enumerate(reading.lines)}
+    lines = [line.strip() for hunk in new for line in hunk.new if len(line.strip()) > _SHORT_LINE]
+    again = [known[line] for line in lines if line in known]
+    if len(again) > 1 and 2 * len(again) > len(lines):
+        return [f"the new lines stand in the text already, from line {min(again) + 1} on"]
     return []
+
+
+_REPEATS = re.compile(r"(?i)\b(?:again|cop(?:y|ies)|duplicates?|repeat|same|twice)\b")
+_SHORT_LINE = 12  # characters of a line that may stand at several places, such as a heading
 
 
 # ---- what was asked for

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from .by_code import KEYED
 from .hunks import MOVES, WORDING, Hunk, change_of, is_move, is_of_several, is_table
 from .instruction import QUOTED, Reading
+from .languages import keywords
 from .parts import Part
 from .structure import PROSE, cells_of, record_values, tables_of
 
@@ -218,6 +219,8 @@ class _Places:
         said = re.sub(r"\d+(?:[.,]\d+)+", " ", reading.instruction.lower())  # a value
         words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", said)) - COMMON
         words -= {*"0123456789"}  # most often a value
+        # `default` of `export default` is no place that "the default of lowercase" means
+        words -= keywords("\n".join(self._lines), reading.language)
         places: dict[str, set[int]] = {}
         for i, line in enumerate(self._lines):
             for word in words & set(re.findall(r"\w+", line.lower())):

@@ -435,7 +435,8 @@ def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> li
     before = re.split(r"(?i)\b(?:to|by|with|into)\b", text)[0]
     found = []
     for word in words or re.findall(r"(?<![\w.])\d[\d.]+(?![\w.])", before):
-        places = [i for i, line in enumerate(lines) if word in line]
+        pattern = bounded(word)
+        places = [i for i, line in enumerate(lines) if pattern.search(line)]
         if len(places) == 1:
             (i,) = places
             holders = [part for part in parts if part.start <= i < part.end]

@@ -693,3 +693,10 @@ def test_the_steps_of_an_edit_ask_a_model_once_or_not_at_all(writer):
     assert (one.sampling.max_tokens, one.sampling.temperature) == (5, 0)
     assert "seen" in str(one.arguments["prompt"]) and one.sampling.stop == ("\n```",)
     assert (edit.text, edit.way, edit.seed) == ("b\nb\nb\n", "text", 7)
+
+
+def test_a_quoted_word_inside_of_another_one_names_no_place():
+    """`lint` is not the key `eslint/order`: the model wrote into that one."""
+    text = '{\n  "scripts": {\n    "test": "ava"\n  },\n  "rules": {\n    "eslint/order": "off"\n  }\n}\n'
+    plan = EditPlan(text, "add a script 'lint' that runs xo", name="package.json")
+    assert "eslint" not in plan.label and not any(one.name == "rules" for one in plan.reading.scope)
