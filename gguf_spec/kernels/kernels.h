@@ -3,11 +3,12 @@
 #include "ggml_abi.h"
 #include "sampling.h"
 
+struct TileProduct;
+
 // Products with one type of weights: y = W x for rows x.
 //
 // A row of activations is quantised once to the form that the product reads ("prepared"). A row of the result depends on its own
 // activations only: not on the other rows, their number, the threads, or the columns computed beside it.
-struct TileProduct;
 struct Product {
     int type;          // of the weights
     bool repacked;     // eight columns of W interleaved, as llama.cpp repacks them

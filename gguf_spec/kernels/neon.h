@@ -1,7 +1,7 @@
 // Products with quantised weights on ARM: as they lie in the file, or repacked by llama.cpp in four or eight columns.
 //
-// Four columns at a time; a lane of a sum is a column. Weights are unpacked once for up to ROWS rows, 16 elements of the four columns to four
-// registers, in one of three forms (c: column, k: element):
+// Four columns at a time; a lane of a sum is a column. Weights are unpacked once for a row as it was prepared, or for a tile of 2 to 16 rows that
+// entry.cpp lets pack side by side; 16 elements of the four columns to four registers, in one of three forms (c: column, k: element):
 //
 //   LANES     w[i]          c0 k(4i..4i+3) | c1 the same | c2 | c3      a row's four bytes are an operand: "dot by lane"; no sum across lanes
 //   PAIRS     w[2i], w[2i+1]    c0 k(8i..8i+7) | c1 the same; c2 | c3   products of 2 columns and 2 rows in one instruction (I8MM)
@@ -9,7 +9,7 @@
 //
 // Repacked weights lie in the form LANES, or PAIRS where llama.cpp was compiled for I8MM; plain ones are brought to it for two rows and more.
 // Integer sums are exact in any form, and the float part is that of llama.cpp's single row of repacked Q4_0 and Q8_0 for all blocks of 32:
-// acc = fma(float(sum), scale of the column * scale of the row, acc), block by block. So a row has the same bits in each form.
+// acc = fma(float(sum), scale of the column * scale of the row, acc), block by block. So a row has the same bits in each form, alone and in tiles.
 #pragma once
 #include <type_traits>
 

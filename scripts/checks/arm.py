@@ -62,7 +62,7 @@ PLANTED = [
     ("? 8 : 6, 0}, x);", "? 8 : 7, 0}, x);", "dotprod", "q5_0"),
     ("vdupq_n_s8((int8_t) (-2 * j))", "vdupq_n_s8((int8_t) (-j))", "dotprod", "q5_K"),
     ("four[r / 4]->sums[r % 4][i]", "four[r / 4]->sums[0][i]", "dotprod", "q4_K"),
-    ("rows + r0 / 4 * bytes_of_4, out", "rows, out", "dotprod", "repacked q6_K"),
+    ("rows + r0 / 4 * bytes_of_4, out", "rows + r0 / 8 * bytes_of_4, out", "dotprod", "repacked q6_K"),
     ("both(right<-2>(h[j]), 48)", "both(right<-4>(h[j]), 48)", "dotprod", "q6_K"),
     ("vmmlaq_s32(t, y, w[g][3])", "vmmlaq_s32(t, x, w[g][3])", "i8mm", "repacked q8_0"),
     ("r / 2 * 32 * G + r % 2 * 8", "r / 2 * 32 * G + (r + 1) % 2 * 8", "i8mm", "repacked q4_0"),
