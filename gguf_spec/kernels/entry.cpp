@@ -29,7 +29,7 @@ namespace {
 struct Set {
     const char * name;
     const Kernels * kernels;
-    const TileProduct * tiles;
+    const Tiled * tiles;
 };
 #if defined(__aarch64__)
 const Set all_sets[] = {{"neoni8mm", &kernels_neoni8mm, nullptr}, {"neondot", &kernels_neondot, nullptr}};
@@ -115,7 +115,7 @@ size_t aligned(size_t n) { return (n + line - 1) / line * line; }
 //   next chunk | rows before each matrix | prepared rows | pointers to rows and results, sorted by matrix | rows packed for tiles, sorted by
 //   matrix, too | memory of each thread for tiles
 struct Work {
-    const TileProduct * tiles;   // for matrices with many rows, or null
+    const TileProduct * tiles;   // for matrices with several rows, or null
     size_t row_bytes, bytes_of_16, scratch_bytes;
     int64_t n_rows, n_matrices;
     std::atomic<int64_t> * next; // [n_matrices], each in its own cache line
@@ -147,10 +147,10 @@ struct Work {
         end = p;
     }
     char * packed_of(int64_t matrix) const { return packed + bytes_of_16 * (first[matrix] / 16 + matrix); } // whole tiles of the ones before
-    // Pack row r of n of a matrix. The last one fills up its tile.
+    // Pack row r of n of a matrix. The last one fills up what is read at once.
     void pack(const char * row, char * to, int64_t r, int64_t n, int64_t k, int64_t begin, int64_t end) const {
         to += r / 16 * bytes_of_16;
-        for (int64_t i = r % 16; i == r % 16 || (r == n - 1 && i < 16); i++) tiles->pack(row, to, (int) i, k, begin, end);
+        for (int64_t i = r % 16; i == r % 16 || (r == n - 1 && i % tiles->at_once); i++) tiles->pack(row, to, (int) i, k, begin, end);
     }
 };
 
@@ -163,9 +163,11 @@ int least_of(const TileProduct * tiles) {
 // The kernel with tiles for a product; null where there is none, or for few rows.
 const TileProduct * tiles_of(const Tensor * op, const Product * product) {
     const Tensor * x = op->src[1];
-    for (const TileProduct * t = used->tiles; t && t->type >= 0; t++)
-        if (t->type == product->type && t->repacked == product->repacked) return x->ne[1] * x->ne[2] * x->ne[3] < least_of(t) ? nullptr : t;
-    return nullptr;
+    const TileProduct * found = product->tiles;
+    for (const Tiled * t = used->tiles; t && t->type >= 0; t++)
+        if (t->type == product->type && t->repacked == product->repacked) found = &t->tiles;
+    const int64_t n = op->op == OP_MUL_MAT ? x->ne[1] * x->ne[2] * x->ne[3] : op->src[2]->ne[1]; // at most for a matrix: no token uses an expert twice
+    return found && n >= least_of(found) ? found : nullptr;
 }
 
 // Fill in which rows meet which matrix, and where the results go.

@@ -3,6 +3,8 @@
 #include "ggml_abi.h"
 #include "sampling.h"
 
+struct TileProduct;
+
 // Products with one type of weights: y = W x for rows x.
 //
 // A row of activations is quantised once to the form that the product reads ("prepared"). A row of the result depends on its own
@@ -21,14 +23,14 @@ struct Product {
     // Columns c0 to c1 of n rows. w: the matrix, with `stride` bytes from one column to the next; c0 and c1 are multiples of 16, or
     // c1 is the last column. y[r][c] is written for each column c.
     void (*multiply)(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * rows, float * const * y, int n);
+    const TileProduct * tiles; // the same product of several rows, or null
 };
 
-// The same product of many rows in the tiles of AMX, with the same bits (tiles.cpp). It reads prepared rows in a form of its own, 16 of them
-// side by side.
+// The same product of several rows, with the same bits: in the tiles of AMX (tiles.cpp), or in registers on ARM (neon.h). It reads prepared
+// rows in a form of its own, 16 of them side by side.
 struct TileProduct {
-    int type;
-    bool repacked;
-    int least; // rows from which it is faster
+    int least;   // rows from which it is faster
+    int at_once; // rows that it reads at once: the last one is packed again up to a multiple of it
     // Bytes of 16 rows; they begin at a multiple of 64.
     size_t (*bytes_of_16)(int64_t k);
     // Write elements begin to end of a prepared row as row r of 16.
@@ -38,8 +40,13 @@ struct TileProduct {
     // As Product::multiply, with packed rows; false, with nothing done, if the system lets this thread use no tiles.
     bool (*multiply)(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * rows, float * const * y, int64_t n, char * scratch);
 };
-// Ends with a type of -1; null if it was not compiled.
-extern const TileProduct tile_products[] __attribute__((weak));
+// What tiles.cpp adds to a set's products; ends with a type of -1; null if it was not compiled.
+struct Tiled {
+    int type;
+    bool repacked;
+    TileProduct tiles;
+};
+extern const Tiled tile_products[] __attribute__((weak));
 // Whether the system lets this thread use tiles; asks it.
 bool may_use_tiles() __attribute__((weak));
 

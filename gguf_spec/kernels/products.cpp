@@ -26,19 +26,34 @@ constexpr int64_t ANY = INT64_MAX;
 // Activations of a block of 32: 16-bit scale, with `header` bytes, then 32 bytes. q8_1 has a second number: scale times sum.
 size_t bytes_blocks(int64_t k) { return k / 32 * sizeof(Block32); }
 #if defined(__aarch64__)
+// What ggml's quantize_row_q8_0 does for a block on ARM.
+void quantize_q8_0(const float * x, Block32 & to) {
+    float32x4_t v[8], size[8];
+    UNROLL for (int i = 0; i < 8; i++) v[i] = vld1q_f32(x + 4 * i), size[i] = vabsq_f32(v[i]);
+    for (int n = 4; n > 0; n /= 2) UNROLL for (int i = 0; i < n; i++) size[i] = vmaxq_f32(size[2 * i], size[2 * i + 1]);
+    const float scale = vmaxvq_f32(size[0]) / 127, inverse = scale ? 1 / scale : 0;
+    int16x8_t shorts[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(v[2 * i], inverse)), b = vcvtnq_s32_f32(vmulq_n_f32(v[2 * i + 1], inverse));
+        shorts[i] = vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)); // low halves
+    }
+    UNROLL for (int i = 0; i < 2; i++) vst1q_s8((int8_t *) to.bytes + 16 * i, vuzp1q_s8(vreinterpretq_s8_s16(shorts[2 * i]), vreinterpretq_s8_s16(shorts[2 * i + 1])));
+    to.scale = rounded_to_half(scale), to.sum = 0;
+}
 template <class T> void prepare_32(const float * x, char * row, int64_t, int64_t begin, int64_t end) {
-    constexpr int header = T::minimum ? 4 : 2, size = header + 32;
+    Block32 * const blocks = (Block32 *) row;
+    if constexpr (!T::minimum) {
+        for (int64_t i = begin; i < end; i += 32) quantize_q8_0(x + i, blocks[i / 32]);
+        return;
+    }
     char q[PART / 32 * 36];
-    Block32 * blocks = (Block32 *) row;
     for (int64_t i = begin; i < end; i += PART) {
         const int64_t n = end - i < PART ? end - i : PART;
-        if (header == 4) ggml.quantize_q8_1(x + i, q, n);
-        else ggml.quantize_q8_0(x + i, q, n);
+        ggml.quantize_q8_1(x + i, q, n);
         for (int64_t b = 0; b < n / 32; b++) {
             Block32 & to = blocks[i / 32 + b];
-            memcpy(to.bytes, q + size * b + header, 32);
-            to.scale = half_at(q + size * b);
-            to.sum = header == 4 ? half_at(q + size * b + 2) : 0;
+            memcpy(to.bytes, q + 36 * b + 4, 32);
+            to.scale = half_at(q + 36 * b), to.sum = half_at(q + 36 * b + 2);
         }
     }
 }
@@ -151,18 +166,18 @@ template <class T> void prepare_floats(const float * x, char * row, int64_t, int
 
 #if defined(__aarch64__)
 // With llama.cpp's layouts for a processor with, or without, products of pairs.
-#define PLAIN32(T) {T, false, 32, ANY, 1, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T, Plain>}
-#define REPACKED32(T, LAYOUT) {T, true, 32, ANY, 4, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T, LAYOUT>}
-#define IN_EIGHT(T) {T, true, 32, ANY, 8, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T##_in_eight, Repacked<UNIT, 8>>}
-#define PLAIN256(T) {T, false, 256, ANY, 1, 256, bytes_256, prepare_256, multiply256<Type_##T, Plain>}
-#define REPACKED256(T) {T, true, 256, ANY, 8, 256, bytes_256, prepare_256, multiply256<Type_##T, Repacked<UNIT, 8>>}
+#define PLAIN32(T) {T, false, 32, ANY, 1, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T, Plain>, &packed<Tiles32<Type_##T>, Plain>}
+#define REPACKED32(T, LAYOUT) {T, true, 32, ANY, 4, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T, LAYOUT>, &packed<Tiles32<Type_##T>, LAYOUT>}
+#define IN_EIGHT(T) {T, true, 32, ANY, 8, 32, bytes_blocks, prepare_32<Type_##T>, multiply32<Type_##T##_in_eight, Repacked<UNIT, 8>>, &packed<Tiles32<Type_##T##_in_eight>, Repacked<UNIT, 8>>}
+#define PLAIN256(T) {T, false, 256, ANY, 1, 256, bytes_256, prepare_256, multiply256<Type_##T, Plain>, &packed<Tiles256<Type_##T>, Plain>}
+#define REPACKED256(T) {T, true, 256, ANY, 8, 256, bytes_256, prepare_256, multiply256<Type_##T, Repacked<UNIT, 8>>, &packed<Tiles256<Type_##T>, Repacked<UNIT, 8>>}
 #else
-#define INTERLEAVED32(T) {T, true, 32, ANY, 8, 32, bytes_blocks, prepare_interleaved32<Interleaved_##T>, multiply32_interleaved<Interleaved_##T>}
-#define INTERLEAVED256(T) {T, true, 256, ANY, 8, 256, bytes_256, prepare_256, multiply256_interleaved<Interleaved_##T>}
-#define PLAIN32(T) {T, false, 32, MOST_PLAIN32, 1, 32, bytes_plain32, prepare_plain32<Plain_##T>, multiply32_plain<Plain_##T>}
-#define PLAIN256(T) {T, false, 256, ANY, 1, 256, bytes_256, prepare_256, multiply_super<Plain_##T>}
+#define INTERLEAVED32(T) {T, true, 32, ANY, 8, 32, bytes_blocks, prepare_interleaved32<Interleaved_##T>, multiply32_interleaved<Interleaved_##T>, nullptr}
+#define INTERLEAVED256(T) {T, true, 256, ANY, 8, 256, bytes_256, prepare_256, multiply256_interleaved<Interleaved_##T>, nullptr}
+#define PLAIN32(T) {T, false, 32, MOST_PLAIN32, 1, 32, bytes_plain32, prepare_plain32<Plain_##T>, multiply32_plain<Plain_##T>, nullptr}
+#define PLAIN256(T) {T, false, 256, ANY, 1, 256, bytes_256, prepare_256, multiply_super<Plain_##T>, nullptr}
 #endif
-#define FLOATS(T) {T, false, 1, ANY, 1, 64, bytes_floats, prepare_floats<Weights_##T>, multiply_floats<Weights_##T>}
+#define FLOATS(T) {T, false, 1, ANY, 1, 64, bytes_floats, prepare_floats<Weights_##T>, multiply_floats<Weights_##T>, nullptr}
 
 const Product products[] = {
 #if defined(__aarch64__)
@@ -174,7 +189,7 @@ const Product products[] = {
     PLAIN32(Q4_0), PLAIN32(Q4_1), PLAIN32(Q5_0), PLAIN32(Q5_1), PLAIN32(Q8_0), PLAIN32(IQ4_NL), PLAIN32(MXFP4),
     PLAIN256(Q2_K), PLAIN256(Q3_K), PLAIN256(Q4_K), PLAIN256(Q5_K), PLAIN256(Q6_K),
     FLOATS(F32), FLOATS(F16), FLOATS(BF16),
-    {-1, false, 1, ANY, 1, 1, nullptr, nullptr, nullptr},
+    {-1, false, 1, ANY, 1, 1, nullptr, nullptr, nullptr, nullptr},
 };
 
 } // namespace ISA

@@ -557,11 +557,11 @@ template <class T> struct Super {
 } // namespace
 } // namespace ISA
 
-#define TILED(TYPE, REPACKED, LEAST, ...) {TYPE, REPACKED, LEAST, ISA::bytes_of_16<ISA::__VA_ARGS__>, ISA::__VA_ARGS__::pack, ISA::scratch_bytes<ISA::__VA_ARGS__>, ISA::multiply<ISA::__VA_ARGS__>}
+#define TILED(TYPE, REPACKED, LEAST, ...) {TYPE, REPACKED, {LEAST, 16, ISA::bytes_of_16<ISA::__VA_ARGS__>, ISA::__VA_ARGS__::pack, ISA::scratch_bytes<ISA::__VA_ARGS__>, ISA::multiply<ISA::__VA_ARGS__>}}
 
-extern const TileProduct tile_products[];
+extern const Tiled tile_products[];
 // The numbers of rows are from measurements: 2 cores of a Xeon of 2023, matrices of 1536 and 8960.
-const TileProduct tile_products[] = {
+const Tiled tile_products[] = {
     TILED(Q4_0, true, 48, Interleaved32<ISA::Interleaved_Q4_0>),
     TILED(IQ4_NL, true, 48, Interleaved32<ISA::Interleaved_IQ4_NL>),
     TILED(MXFP4, true, 48, Interleaved32<ISA::Interleaved_MXFP4>),
@@ -571,5 +571,5 @@ const TileProduct tile_products[] = {
     TILED(Q4_K, false, 24, Super<ISA::Plain_Q4_K>),
     TILED(Q5_K, false, 24, Super<ISA::Plain_Q5_K>),
     TILED(Q6_K, false, 16, Super<ISA::Plain_Q6_K>),
-    {-1, false, 0, nullptr, nullptr, nullptr, nullptr},
+    {-1, false, {0, 0, nullptr, nullptr, nullptr, nullptr}},
 };

@@ -58,12 +58,15 @@ BUILDS = {
 PLANTED = [
     ("vdotq_laneq_s32(s, w[g][3], x, 3)", "vdotq_laneq_s32(s, w[g][3], x, 2)", "dotprod", "repacked q4_0"),
     ("vpaddq_s32(s[2], s[3])", "vpaddq_s32(s[2], s[2])", "dotprod", "q4_1"),
-    ("vmulq_n_f32(scale, row[r]->scale)", "vmulq_n_f32(scale, row[0]->scale)", "dotprod", "q5_1"),
+    ("vmulq_n_f32(scale, numbers[r % 4])", "vmulq_n_f32(scale, numbers[0])", "dotprod", "q5_1"),
     ("? 8 : 6, 0}, x);", "? 8 : 7, 0}, x);", "dotprod", "q5_0"),
     ("vdupq_n_s8((int8_t) (-2 * j))", "vdupq_n_s8((int8_t) (-j))", "dotprod", "q5_K"),
-    ("rows[r].sums32 + 8 * b", "rows[0].sums32 + 8 * b", "dotprod", "q4_K"),
+    ("four[r / 4]->sums[r % 4][i]", "four[r / 4]->sums[0][i]", "dotprod", "q4_K"),
+    ("rows + r0 / 4 * bytes_of_4, out", "rows + r0 / 8 * bytes_of_4, out", "dotprod", "repacked q6_K"),
     ("both(right<-2>(h[j]), 48)", "both(right<-4>(h[j]), 48)", "dotprod", "q6_K"),
-    ("vmmlaq_s32(t, codes_of(y), w[g][3])", "vmmlaq_s32(t, codes_of(x), w[g][3])", "i8mm", "repacked q8_0"),
+    ("vmmlaq_s32(t, y, w[g][3])", "vmmlaq_s32(t, x, w[g][3])", "i8mm", "repacked q8_0"),
+    ("r / 2 * 32 * G + r % 2 * 8", "r / 2 * 32 * G + (r + 1) % 2 * 8", "i8mm", "repacked q4_0"),
+    ("(const Four32<T::minimum> *) rows + i * n_blocks", "(const Four32<T::minimum> *) rows + i % 3 * n_blocks", "i8mm", "repacked iq4_nl"),
     ("at.shorts({0, -16})", "at.shorts({0, -8})", "sve256", "repacked q4_0"),
     ("vmlaq_s32(sum[r + 1], t, scale23)", "vmlaq_s32(sum[r + 1], t, scale01)", "i8mm", "repacked q4_K"),
 ]  # fmt: skip

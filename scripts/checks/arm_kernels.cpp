@@ -19,7 +19,7 @@ template <class F> void find(void * library, const char * name, F & function) {
     if (!library || !(function = (F) dlsym(library, name))) printf("%s is missing\n", library ? name : dlerror()), exit(2);
 }
 struct Init { size_t bytes; void * memory; bool no_alloc; };
-void * (*init)(Init), (*end)(void *), * (*tensor4)(void *, int, int64_t, int64_t, int64_t, int64_t), * (*data_of)(void *), * (*mul_mat)(void *, void *, void *);
+void * (*init)(Init), (*end)(void *), * (*tensor4)(void *, int, int64_t, int64_t, int64_t, int64_t), * (*data_of)(void *), * (*mul_mat)(void *, void *, void *), * (*mul_mat_id)(void *, void *, void *, void *);
 void * (*attend)(void *, void *, void *, void *, void *, float, float, float), * (*new_graph)(void *), (*expand)(void *, void *), * (*repacked_type)(), * (*allocate)(void *, void *);
 void (*set_data)(void *, const void *, size_t, size_t), (*switch_on)(int);
 int (*compute)(void *, void *, int), (*is_i8mm)();
@@ -76,9 +76,9 @@ void check(const std::string & what, size_t size, bool is_attention, bool has_st
     fflush(stdout);
 }
 
-void * weights_of(int type, bool repacked, int64_t k, int64_t n, const std::vector<char> & q) {
+void * weights_of(int type, bool repacked, int64_t k, int64_t n, const std::vector<char> & q, int64_t matrices = 1) {
     void * context = init({(size_t) (1 << 16) + (repacked ? 0 : q.size()), nullptr, repacked});
-    void * w = tensor4(context, type, k, n, 1, 1);
+    void * w = tensor4(context, type, k, n, matrices, 1);
     if (!repacked) return memcpy(data_of(w), q.data(), q.size()), w;
     if (!allocate(context, repacked_type()) || !*(void **) ((char *) w + 320)) return nullptr; // `extra`: no repacked form
     set_data(w, q.data(), 0, q.size());
@@ -132,6 +132,45 @@ void check_products() {
                 check(what, n, false, repacked && (type == 2 || type == 8), [&](int first, int rows, int threads) { return product(matrix, x.data() + first * k, k, n, rows, threads); }, reference);
             }
         }
+}
+
+// Each token uses two of four matrices, with one row for both or a row for each.
+void check_experts() {
+    const int64_t k = 512, n = 40, matrices = 4;
+    for (int type : {2, 8, 12})
+        for (int each : {1, 2})
+            for (int repacked = 0; repacked < 2; repacked++) {
+                Values w(k * n * matrices), x(k * each * MOST), reference(2 * n * MOST);
+                for (auto & v : w) v = some();
+                for (auto & v : x) v = some();
+                std::vector<char> q(row_bytes(type, k) * n * matrices);
+                quantize(type, w.data(), q.data(), 0, n * matrices, k, nullptr);
+                const Values exact = dequantized(type, q, w);
+                const auto used = [&](int t, int u) { return (t * t + u * (1 + t % 3)) % matrices; };
+                for (int t = 0; t < MOST; t++)
+                    for (int u = 0; u < 2; u++)
+                        for (int c = 0; c < n; c++) {
+                            double sum = 0;
+                            for (int i = 0; i < k; i++) sum += (double) exact[(used(t, u) * n + c) * k + i] * x[(t * each + u % each) * k + i];
+                            reference[(t * 2 + u) * n + c] = (float) sum;
+                        }
+                void * matrix = weights_of(type, repacked, k, n, q, matrices);
+                if (!matrix) continue;
+                const auto rows = [&](int first, int tokens, int threads) {
+                    void * context = init({(size_t) (1 << 20) + 8 * (each * k + 2 * n) * tokens, nullptr, false});
+                    void * in = tensor4(context, 0, k, each, tokens, 1), * ids = tensor4(context, 26, 2, tokens, 1, 1);
+                    memcpy(data_of(in), x.data() + first * each * k, 4 * each * k * tokens);
+                    for (int t = 0; t < tokens; t++)
+                        for (int u = 0; u < 2; u++) ((int32_t *) data_of(ids))[2 * t + u] = (int32_t) used(first + t, u);
+                    void * out = mul_mat_id(context, matrix, in, ids), * graph = new_graph(context);
+                    expand(graph, out), compute(context, graph, threads);
+                    const float * y = (const float *) data_of(out);
+                    Values values(y, y + 2 * n * tokens);
+                    end(context);
+                    return values;
+                };
+                check(std::string(repacked ? "experts of repacked " : "experts of ") + type_name(type) + " " + std::to_string(each), 2 * n, false, false, rows, reference);
+            }
 }
 
 void check_attention() {
@@ -191,7 +230,7 @@ int main(int argc, char ** argv) {
     void * (*load)(const char *);
     find(base, "ggml_backend_load", load), load(argv[2]);
     cpu = dlopen(argv[2], RTLD_NOW);
-    find(base, "ggml_init", init), find(base, "ggml_free", end), find(base, "ggml_new_tensor_4d", tensor4), find(base, "ggml_get_data", data_of), find(base, "ggml_mul_mat", mul_mat);
+    find(base, "ggml_init", init), find(base, "ggml_free", end), find(base, "ggml_new_tensor_4d", tensor4), find(base, "ggml_get_data", data_of), find(base, "ggml_mul_mat", mul_mat), find(base, "ggml_mul_mat_id", mul_mat_id);
     find(base, "ggml_flash_attn_ext", attend), find(base, "ggml_new_graph", new_graph), find(base, "ggml_build_forward_expand", expand), find(base, "ggml_quantize_chunk", quantize);
     find(base, "ggml_row_size", row_bytes), find(base, "ggml_type_name", type_name), find(base, "ggml_backend_alloc_ctx_tensors_from_buft", allocate), find(base, "ggml_backend_tensor_set", set_data);
     find(cpu, "_Z35ggml_backend_cpu_repack_buffer_typev", repacked_type), find(cpu, "ggml_graph_compute_with_ctx", compute), find(cpu, "ggml_cpu_has_matmul_int8", is_i8mm);
@@ -208,7 +247,7 @@ int main(int argc, char ** argv) {
     }
     if (!strcmp(argv[4], "check") && own) {
         if (argc > 5) only = argv[5];
-        check_products(), check_attention();
+        check_products(), check_experts(), check_attention();
         return n_bad > 0;
     }
     if (argc < 9) return 2;
