@@ -6,6 +6,7 @@
 struct Limits {
     double top_p;     // 1: none
     double log_min_p; // minus infinity: none
+    double typical_p; // 1: none
 };
 
 // The options of a request.
@@ -13,6 +14,8 @@ struct Chain {
     double temperature;
     double sigma;                // of top-n-sigma; 0: none
     Limits usual, tight, loose;  // `tight` and `loose` are moved by the noise
+    double xtc_probability;      // 0: none
+    double xtc_threshold;
     double noise;                // largest change of logits in a near tie, penalties included
     double frequency, presence;  // penalties
     float repeat;

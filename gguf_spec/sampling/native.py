@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import NoTokenLeftError
 from ..results import TokenLogprob
-from .chain import COLDEST, Sampler
+from .chain import COLDEST, MOST_XTC, Sampler
 from .near_ties import limits_of, scaled_noise
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Limits(Structure):
-    _fields_ = (("top_p", c_double), ("log_min_p", c_double))
+    _fields_ = (("top_p", c_double), ("log_min_p", c_double), ("typical_p", c_double))
 
 
 class _Chain(Structure):
@@ -37,6 +37,8 @@ class _Chain(Structure):
         ("usual", _Limits),
         ("tight", _Limits),
         ("loose", _Limits),
+        ("xtc_probability", c_double),
+        ("xtc_threshold", c_double),
         ("noise", c_double),
         ("frequency", c_double),
         ("presence", c_double),
@@ -209,11 +211,9 @@ def functions(library: Any) -> Library | None:
     return Library(library) if hasattr(library, "gguf_spec_sample") else None
 
 
-def is_possible(sampler: Sampler, noise: float) -> bool:
+def is_possible(sampler: Sampler) -> bool:
     """Return whether the library has all filters of a request; NumPy's rule is used if not."""
-    s, filters = sampler.sampling, sampler.filters
-    rare = s.typical_p < 1 or s.xtc_probability > 0 or (s.top_n_sigma and noise)
-    return not (rare or filters.reasoning or filters.infill)
+    return not (sampler.filters.reasoning or sampler.filters.infill)
 
 
 def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chosen | None] | None:
@@ -226,7 +226,7 @@ def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chose
         return None
     if sampler.filters.grammar:
         sampler.filters.grammar.make_masks_by(partial(Tree, found))
-    if not is_possible(sampler, noise):
+    if not is_possible(sampler):
         return None
     one = NativeSampler(found, sampler, noise)
     return one.choose if sampler.filters.dry else one.choose_together
@@ -257,6 +257,8 @@ class NativeSampler:
             usual=_limits(s),
             tight=_limits(limits_of(s, -noise)),
             loose=_limits(limits_of(s, noise)),
+            xtc_probability=s.xtc_probability if s.xtc_threshold <= MOST_XTC else 0,
+            xtc_threshold=s.xtc_threshold,
             noise=noise,
             frequency=s.frequency_penalty,
             presence=s.presence_penalty,
@@ -384,4 +386,4 @@ class NativeSampler:
 
 
 def _limits(s: Sampling) -> _Limits:
-    return _Limits(s.top_p, float(np.log(s.min_p)) if s.min_p > 0 else -math.inf)
+    return _Limits(s.top_p, float(np.log(s.min_p)) if s.min_p > 0 else -math.inf, s.typical_p)
