@@ -577,6 +577,8 @@ void grow(Tree & tree, const uint8_t * texts, const int64_t * ends, int64_t n_te
         int64_t next = i + 1;
         while (next < n && tree.depths[next] > tree.depths[i]) next = tree.nexts[next];
         tree.nexts[i] = (int32_t) next;
+        tree.longests[i] = tree.depths[i];
+        for (int64_t below = i + 1; below < next; below = tree.nexts[below]) tree.longests[i] = std::max(tree.longests[i], tree.longests[below]);
     }
 }
 
@@ -584,6 +586,10 @@ int32_t walk(Walk & w) {
     const Tree & tree = *w.tree;
     int64_t at = w.at;
     while (at < tree.n_nodes) {
+        if (tree.longests[at] <= w.longer_than) {
+            at = tree.nexts[at];
+            continue;
+        }
         const int32_t depth = tree.depths[at], from = w.states[depth - 1];
         const int32_t * const row = w.rows[from];
         if (!row) return w.at = at, from;

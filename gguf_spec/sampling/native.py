@@ -89,6 +89,7 @@ class _Tree(Structure):
         ("bytes", ctypes.c_void_p),
         ("depths", ctypes.c_void_p),
         ("nexts", ctypes.c_void_p),
+        ("longests", ctypes.c_void_p),
         ("firsts", ctypes.c_void_p),
     )
 
@@ -99,6 +100,7 @@ class _Walk(Structure):
         ("tokens", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
         ("at", c_int64),
+        ("longer_than", c_int32),
         ("states", ctypes.c_void_p),
         ("used", ctypes.c_void_p),
         ("mask", ctypes.c_void_p),
@@ -174,21 +176,22 @@ class Tree:
         self._walk, self._tokens = library.walk, tokens
         room = len(texts) + 1
         self._bytes = np.empty(room, np.uint8)
-        self._depths, self._nexts, self._firsts = np.empty((3, room), np.int32)
-        arrays = (self._bytes, self._depths, self._nexts, self._firsts)
+        self._depths, self._nexts, longests, firsts = np.empty((4, room), np.int32)
+        self._kept = arrays = (self._bytes, self._depths, self._nexts, longests, firsts)
         self._tree = _Tree(0, *[one.ctypes.data for one in arrays])
         library.grow(self._tree, texts, ends.ctypes.data, len(ends))
         self._n_bytes = int(tokens.max(initial=0)) // 8 + 1
         self._n_deep = 1 + int(self._depths[: self._tree.n_nodes].max(initial=0))
 
     def accepted(
-        self, automaton: Automaton, start: int, most: int
+        self, automaton: Automaton, start: int, most: int, longer_than: int = 0
     ) -> tuple[NDArray[np.uint8], list[int]] | None:
         states, mask = np.empty(self._n_deep, np.int32), np.zeros(self._n_bytes, np.uint8)
         states[0], used = start, np.zeros(0, np.uint8)
         walk = _Walk(
             tree=ctypes.pointer(self._tree),
             tokens=self._tokens.ctypes.data,
+            longer_than=longer_than,
             states=states.ctypes.data,
             mask=mask.ctypes.data,
         )

@@ -83,6 +83,8 @@ BUGS = [
     ("if (has(chain.ends[j]) && allowed[chain.ends[j] / 8] >> chain.ends[j] % 8 & 1)", "if (has(chain.ends[j]))"),
     ("i < tree.firsts[at + 1]; i++)", "i < std::min(tree.firsts[at] + 1, tree.firsts[at + 1]); i++)"),
     ("tree.depths[next] > tree.depths[i]", "tree.depths[next] >= tree.depths[i]"),
+    ("below < next; below = tree.nexts[below])", "below < next; below = next)"),
+    ("tree.longests[at] <= w.longer_than", "tree.longests[at] < w.longer_than"),
     ("w.used[from] = 1;", ""),
     ("for (int j = 1; j < BLOCK; j++) sum += lanes[j];", "for (int j = BLOCK - 1; j; j--) sum += lanes[j];"),
 ]  # fmt: skip

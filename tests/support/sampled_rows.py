@@ -222,9 +222,18 @@ def tree_differences(library, seed, n_cases):
         )
         for _ in range(3):
             start, used = int(rng.integers(len(automaton._rows))), set()
+            least = int(rng.choice([0, 0, 1, 2, 5, longest]))
             wanted = [automaton.read(start, text, used) for text in texts]
             bits, states = tree.accepted(automaton, start, 10**6)
             got = np.unpackbits(bits, bitorder="little")[: max(order, default=-1) + 1].tolist()
+            few = [i for i in order if len(texts[i]) > least]
+            bits, fewer = tree.accepted(automaton, start, 10**6, least)
+            some, used_by_few = np.unpackbits(bits, bitorder="little"), set()
+            is_right = all(wanted[i] for i in np.flatnonzero(some))
+            for i in few:
+                is_right &= some[i] == automaton.read(start, texts[i], used_by_few)
+            if not is_right or set(fewer) != used_by_few:
+                found.append(f"case {case}: {np.flatnonzero(some)} of more than {least} bytes")
             if [*got, *[0] * (n - len(got))] != wanted or set(states) != used:
                 found.append(f"case {case}: {got} is not {wanted}, or {states} not {used}")
         if len(found) > 3:
