@@ -57,7 +57,7 @@ BUGS = [
     ("- b >= FAINT)", "- b >= -2)"),
     ("<= p * whole) i++;", "< p * whole * 0.99) i++;"),
     ("(one == other && i < j)", "(one == other && i > j)"),
-    ("distance(i) <= most) order", "distance(i) <= 0.25) order"),
+    ("!(sum >= p * whole * (1 + CLEAR))", "!(sum >= p * whole * 0.5)"),
     ("typical(is_cut ? m : above(floor)", "typical(is_cut ? m : above(-INF)"),
     ("x[ids[i]] <= x[ids[stays]]", "x[ids[i]] < x[ids[stays]]"),
     ("masses[i] < least || i == stays", "masses[i] < least"),

@@ -212,7 +212,7 @@ def tree_differences(library, seed, n_cases):
     for case in range(n_cases):
         letters = rng.choice(256, int(rng.integers(1, 6)), replace=False)
         n, longest = int(rng.integers(1, 300)), int(rng.choice([1, 3, 8, 40]))
-        texts = [bytes(rng.choice(letters, rng.integers(longest + 1))) for _ in range(n)]
+        texts = [bytes(rng.choice(letters, rng.integers(longest + 1)).tolist()) for _ in range(n)]
         order = sorted((i for i in range(n) if texts[i]), key=texts.__getitem__)
         ends = np.cumsum([len(texts[i]) for i in order], dtype=np.int64)
         flat = b"".join([texts[i] for i in order])
