@@ -15,7 +15,7 @@ import re
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
@@ -399,6 +399,8 @@ class Known:
         rows: By number of a state, the next states by byte, and the work for them.
         addresses: Addresses of the rows; 0 for a row that is not known.
         masks: By number of a state, its mask (`token_grammar.Grammar.mask`).
+        alike: By what `Automaton.without_counts` returns, states that others are compared with:
+            (-repetitions left, number of the state, counts), those with most left first.
         refused: Work for masks that were too costly.
         cached: Stack entries in it.
     """
@@ -408,6 +410,7 @@ class Known:
         self.rows: dict[int, tuple[array[int], int]] = {}
         self.addresses: NDArray[np.int64] = np.zeros(256, dtype=np.int64)
         self.masks: dict[int, bytes | None] = {}
+        self.alike: dict[Hashable, tuple[tuple[int, int, tuple[int, ...]], ...]] = {}
         self.refused: int = 0
         self.cached: int = 0
         self._numbers: dict[State, int] = {}
@@ -643,6 +646,44 @@ class Automaton:
                 if part[0]
             ]
         return [part for part in parts if part[1]]
+
+    def without_counts(self, at: int) -> tuple[Hashable, tuple[int, ...], tuple[int, ...]] | None:
+        """Return a state without numbers of repetitions, its nodes in an order, and the numbers.
+
+        None if it has none, or if two of its stacks differ by them alone.
+        """
+        (stacks, begun), n = self.states[at], len(self._rules.nodes)
+        if all(entry < n for stack in stacks for entry in stack):
+            return None
+        ordered = sorted([([entry % n for entry in stack], stack) for stack in stacks])
+        names = tuple([tuple(name) for name, _ in ordered])
+        if len(set(names)) < len(names):
+            return None
+        nodes = tuple([node for name in names for node in name])
+        return (names, begun), nodes, tuple([entry // n for _, stack in ordered for entry in stack])
+
+    def n_alike(self, nodes: Sequence[int], counts: Sequence[int], others: Sequence[int]) -> int:
+        """Return up to how many bytes two states that differ by their counts accept the same.
+
+        A repetition takes a byte at least, or is free: the states differ when one of them may not
+        begin one more repetition, or not end yet.
+        """
+        found = sys.maxsize
+        for node, one, other in zip(nodes, counts, others, strict=True):
+            if one != other:
+                least, most = self._rules.nodes[node][0][2:]
+                later = max(one, other)
+                if most is not None:
+                    found = min(found, most - later)
+                if min(one, other) < least:
+                    found = min(found, max(0, least - later))
+        return found
+
+    def n_left(self, nodes: Sequence[int], counts: Sequence[int]) -> int:
+        """Return how many limited repetitions a state may still begin."""
+        symbols = [self._rules.nodes[node][0] for node in nodes]
+        pairs = zip(symbols, counts, strict=True)
+        return sum([(symbol[3] or 0) - n for symbol, n in pairs if symbol[0] == REPEAT])
 
     def read(self, at: int, data: bytes) -> int:
         """Return the state after some bytes; -1 if they are not allowed."""

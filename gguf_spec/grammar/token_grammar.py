@@ -21,6 +21,9 @@ from .automaton import Automaton, Known, State
 _KEPT = 2 * K_MAX + 2
 # Stack entries that are kept of all grammars of a model.
 _MOST_KNOWN = 1_000_000
+# States that differ by counts alone, whose masks others are made from: their number; bytes that
+# two states accept alike where it is of use, and where one of them is enough.
+_MOST_ALIKE, _LEAST_ALIKE, _MUCH_ALIKE = 16, 2, 12
 # Work for a mask, and for all masks of a grammar that took more.
 _MASK_WORK, _MOST_REFUSED = 20_000, 100_000
 
@@ -29,12 +32,12 @@ class TokenTree(Protocol):
     """Protocol of the tokens of a vocabulary in a tree; `sampling.native.Tree` implements it."""
 
     def accepted(
-        self, automaton: Automaton, start: int, most: int
+        self, automaton: Automaton, start: int, most: int, longer_than: int = 0
     ) -> tuple[NDArray[np.uint8], list[int]] | None:
         """Return the tokens that an automaton accepts, and the states whose rows that needed.
 
         A byte has the bits of eight tokens, the lowest one first. None if new rows take more work
-        than `most`.
+        than `most`. Tokens of at most `longer_than` bytes may be missing.
         """
 
 
@@ -63,6 +66,17 @@ class _Pieces:
         self.is_end[[*model.ends]] = True
         self._known: dict[str, Known] = {}
         self._tree: TokenTree | None = None
+        self._sizes = self.ends - self.begins
+        self.longest = int(self._sizes.max(initial=0))
+        self._up_to: dict[int, NDArray[np.uint8]] = {}
+
+    def up_to(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Return the mask of the tokens that have so many bytes at most."""
+        found = self._up_to.get(n_bytes)
+        if found is None:
+            found = np.packbits(self._sizes <= n_bytes, bitorder="little")
+            found = self._up_to.setdefault(n_bytes, found)
+        return found
 
     def tree(self, make: MakeTree) -> TokenTree:
         with _lock:
@@ -220,17 +234,53 @@ class Grammar:
     def _make_mask(self, tree: TokenTree, at: int) -> bytes | None:
         automaton, pieces = self._automaton, self._pieces
         known = automaton.known
-        found = tree.accepted(automaton, at, _MASK_WORK)
-        if not found or sum(known.rows[one][1] for one in found[1]) > _MASK_WORK:
+        alike, n_alike = self._mask_alike(at)
+        if alike and n_alike >= pieces.longest:
+            return alike
+        found = tree.accepted(automaton, at, _MASK_WORK, n_alike)
+        if not found or sum([known.rows[one][1] for one in found[1]]) > _MASK_WORK:
             known.refused += _MASK_WORK
             return None
-        bits = found[0]
-        n_vocab = len(pieces.first)
-        is_allowed = np.unpackbits(bits, count=n_vocab, bitorder="little").view(np.bool_)
-        self._whole(known.states[at], is_allowed, np.arange(n_vocab))
-        mask = np.packbits(is_allowed, bitorder="little").tobytes()
+        bits = np.zeros(len(pieces.is_end) + 7 >> 3, np.uint8)
+        bits[: len(found[0])] = found[0]
+        if alike:
+            bits |= np.frombuffer(alike, np.uint8) & pieces.up_to(n_alike)
+        mask = self._with_named(known.states[at], bits).tobytes()
         known.cached += len(mask) // 8
         return mask
+
+    def _mask_alike(self, at: int) -> tuple[bytes | None, int]:
+        """Return the mask of a state that accepts the same tokens up to a length, and this length.
+
+        That of a string of 60 characters at most, for example, behind two of them and behind ten:
+        tokens of more bytes than characters are left can differ. None and 0 without one.
+        """
+        known, automaton = self._automaton.known, self._automaton
+        counted = automaton.without_counts(at)
+        if not counted:
+            return None, 0
+        state, nodes, counts = counted
+        others, best, most = known.alike.get(state, ()), None, 0
+        for _, other, more in others:
+            n, mask = automaton.n_alike(nodes, counts, more), known.masks.get(other)
+            if mask and n > max(most, _LEAST_ALIKE):
+                best, most = mask, n
+        if most < _MUCH_ALIKE:
+            with_this = sorted([*others, (-automaton.n_left(nodes, counts), at, counts)])
+            known.alike[state] = tuple(with_this[:_MOST_ALIKE])
+        return best, most
+
+    def _with_named(self, state: State, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return what `_whole` does, of the bits of all tokens."""
+        pieces = self._pieces
+        if any(True for _ in self._automaton.tokens(state)):
+            n_vocab = len(pieces.is_end)
+            found = np.unpackbits(bits, count=n_vocab, bitorder="little").view(np.bool_)
+            return np.packbits(self._whole(state, found, np.arange(n_vocab)), bitorder="little")
+        for token in self._model.ends:
+            bits[token >> 3] &= ~(1 << (token & 7)) & 255
+            bits[token >> 3] |= (() in state[0]) << (token & 7)
+        return bits
 
     def rest_by(self, rest: Callable[[], object]) -> None:
         """Call `rest` again and again during long work from now on."""

@@ -658,7 +658,7 @@ EXPORT void gguf_spec_kernels_tiles_from(int rows) { tiles_from = rows; }
 EXPORT long gguf_spec_kernels_count(int which) { return which ? n_attentions : n_products; }
 
 // Bytes of work memory of the sampler for rows of so many logits. It keeps zeros where it needs them: one memory for one size of a row.
-EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 60 * n_vocab; }
+EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 64 * n_vocab; }
 
 // Sample the rows of one request or of several; returns whether there are kernels.
 EXPORT int gguf_spec_sample(Rows * const * rows, int n) {

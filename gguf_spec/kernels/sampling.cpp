@@ -15,7 +15,7 @@ constexpr double CLEAR = 1e-9;     // as in arrays.py
 constexpr double LOWEST = -708;
 constexpr double LOG2_E = 1.4426950408889634, LN2[] = {6.93147180369123816490e-01, 1.90821492927058770002e-10};
 constexpr double ROUNDS = 6755399441055744; // 1.5 * 2^52: behind an addition of it the low bits are the nearest integer
-constexpr double OUT_OF_SIGHT = 1e4;
+constexpr double OUT_OF_SIGHT = 1e4, FAINT = -70; // as in chain.py
 constexpr int FEW = 256;           // of more candidates, the noise is computed only where it can win
 constexpr float INF = __builtin_inff(), LEAST = -3.4028234663852886e38f;
 
@@ -152,6 +152,7 @@ struct Row {
     int32_t * changed;
     float * before;
     float * masked;
+    float * copied;
     int64_t n_changed;
 
     Row(const Rows & rows, int i) : chain(*rows.chain), x(rows.logits + i * rows.n_vocab), n(rows.n_vocab), keys(rows.keys + 5 * i) {
@@ -162,6 +163,7 @@ struct Row {
         changed = counts + n;
         before = (float *) (changed + 4 * n);
         masked = before + 4 * n;
+        copied = masked + n;
         n_changed = 0;
     }
 
@@ -253,14 +255,15 @@ struct Row {
         return m;
     }
 
-    float sigma_limit(float best) {
+    // The lowest logit that top-n-sigma keeps.
+    double sigma_limit(float best) {
         const float sight = best - (float) OUT_OF_SIGHT;
         int64_t m = 0;
         for (int64_t i = 0; i < n; i++)
             if (x[i] >= sight) masses[m++] = (double) x[i];
         const double mean = total(m, [&](int64_t i) { return masses[i]; }) / (double) m;
         const double variance = total(m, [&](int64_t i) { return (masses[i] - mean) * (masses[i] - mean); }) / (double) m;
-        return (float) ((double) best - chain.sigma * std::sqrt(variance));
+        return (double) best - chain.sigma * std::sqrt(variance);
     }
 
     // Write the keys of all tokens of the nucleus of the whole row, and perhaps more, in order; return their number, and the row's mass.
@@ -280,33 +283,100 @@ struct Row {
         return std::sort(order, order + m, LESS), m;
     }
 
-    // Filter the shaped row, whose largest logit is finite.
-    Left filter(const Limits & limits, float best, bool with_sigma = true) {
-        const float floor = chain.sigma && with_sigma ? sigma_limit(best) : -INF;
-        const bool is_cut = chain.top_k > 0 && chain.top_k < n;
-        if (!is_cut && limits.top_p >= 1) {
-            if (limits.log_min_p == -INF && !(chain.sigma && with_sigma)) return {n, nullptr, floor};
-            const double least = (double) best + limits.log_min_p;
+    // Write the ids of all logits that are at least `least`, ascending; return their number.
+    int64_t above(float least) {
+        int64_t m = 0;
+        search(n, [row = x](int64_t i) { return row[i]; }, least, [&](int64_t i) { if (x[i] > -INF) ids[m++] = (int32_t) i; });
+        return m;
+    }
+
+    // Of m ids, ascending, keep those that typical-p keeps; return their number.
+    int64_t typical(int64_t m, double p, float best) {
+        const double b = best;
+        int64_t near = 0;
+        for (int64_t i = 0; i < m; i++)
+            if ((double) x[ids[i]] - b >= FAINT) ids[near++] = ids[i];
+        const auto relative = [row = x, some = ids, b](int64_t i) { return (double) row[some[i]] - b; };
+        for (int64_t i = 0; i < near; i++) masses[i] = exp_of(relative(i));
+        const double whole = total(near, [all = masses](int64_t i) { return all[i]; });
+        const double mean = total(near, [=, all = masses](int64_t i) { return all[i] * relative(i); }) / whole;
+        const auto distance = [=](int64_t i) { return std::fabs(relative(i) - mean); };
+        // Sort no more than what may be needed.
+        int64_t k = 0;
+        double sum = 0;
+        for (double most = near <= FEW ? 256 : 0.25; k < near && !(sum >= p * whole * (1 + CLEAR)); most *= 2) {
+            k = 0, sum = 0;
+            for (int64_t i = 0; i < near; i++)
+                if (distance(i) <= most) order[k++] = (uint64_t) i, sum += masses[i];
+        }
+        std::sort(order, order + k, [=](uint64_t i, uint64_t j) {
+            const double one = distance((int64_t) i), other = distance((int64_t) j);
+            return one < other || (one == other && i < j);
+        });
+        double reached = 0;
+        int64_t i = 0;
+        while (i < k && (reached += masses[order[i]]) <= p * whole) i++;
+        k = std::min(k, i + 1);
+        std::sort(order, order + k, LESS);
+        for (int64_t j = 0; j < k; j++) ids[j] = ids[order[j]];
+        return k;
+    }
+
+    // What XTC leaves: of the tokens above its threshold the least likely one alone.
+    Left exclude(Left left) {
+        if (first_draw(keys[4] % 0xFFFFFFFFu) > chain.xtc_probability * 4294967296.0) return left;
+        if (!left.ids) left = {above(left.floor), ids, left.floor};
+        float top = -INF;
+        for (int64_t i = 0; i < left.n; i++) top = std::max(top, x[ids[i]]);
+        for (int64_t i = 0; i < left.n; i++) masses[i] = exp_of((double) x[ids[i]] - (double) top);
+        const double least = chain.xtc_threshold * total(left.n, [all = masses](int64_t i) { return all[i]; });
+        int64_t stays = -1, k = 0;
+        for (int64_t i = 0; i < left.n; i++)
+            if (masses[i] >= least && (stays < 0 || x[ids[i]] <= x[ids[stays]])) stays = i;
+        for (int64_t i = 0; i < left.n; i++)
+            if (masses[i] < least || i == stays) ids[k++] = ids[i];
+        return {k, ids, left.floor};
+    }
+
+    // Filter the shaped row, whose largest logit is finite; logits below `floor` are out.
+    Left filter(const Limits & limits, float best, float floor) {
+        const Left left = usual_filters(limits, best, floor);
+        return chain.xtc_probability > 0 ? exclude(left) : left;
+    }
+    Left usual_filters(const Limits & limits, float best, float floor) {
+        const bool is_cut = chain.top_k > 0 && chain.top_k < n, is_typical = limits.typical_p < 1;
+        const double least = (double) best + limits.log_min_p;
+        if (!is_cut && !is_typical && limits.top_p >= 1) {
+            if (limits.log_min_p == -INF && floor == -INF) return {n, nullptr, floor};
             float limit = (float) least;
             if ((double) limit < least) limit = std::nextafterf(limit, INF);
-            int64_t m = 0;
-            search(n, [row = x](int64_t i) { return row[i]; }, std::max(floor, limit), [&](int64_t i) { if (x[i] > -INF) ids[m++] = (int32_t) i; });
-            return {m, ids, floor};
+            return {above(std::max(floor, limit)), ids, floor};
         }
         double mass = 0;
-        int64_t m = is_cut ? largest(chain.top_k) : nucleus_superset(best, floor, limits.top_p, mass);
+        const bool is_whole = !is_cut && !is_typical;
         const auto at = [&](int64_t i) { return x[(uint32_t) order[i]]; };
-        while (m && !(at(m - 1) >= floor)) m--;
+        int64_t m = 0;
+        if (is_cut || is_whole) {
+            m = is_cut ? largest(chain.top_k) : nucleus_superset(best, floor, limits.top_p, mass);
+            while (m && !(at(m - 1) >= floor)) m--;
+        }
+        if (is_typical) {
+            for (int64_t i = 0; i < m; i++) ids[i] = (int32_t) (uint32_t) order[i];
+            std::sort(ids, ids + m, LESS);
+            m = typical(is_cut ? m : above(floor), limits.typical_p, best);
+            for (int64_t i = 0; i < m; i++) order[i] = key_of(x[ids[i]], (uint32_t) ids[i]);
+            if (limits.top_p < 1 || limits.log_min_p > -INF) std::sort(order, order + m, LESS);
+        }
         if (limits.top_p < 1) {
             double reached = 0;
-            if (is_cut)
+            if (!is_whole)
                 for (int64_t i = 0; i < m; i++) mass += exp_of((double) at(i) - (double) best);
             int64_t i = 0;
             while (i < m && (reached += exp_of((double) at(i) - (double) best)) < limits.top_p * mass) i++;
             m = std::min(m, i + 1);
         }
-        const double least = (double) best + limits.log_min_p;
-        while (m && (double) at(m - 1) < least) m--;
+        const double lowest = m && limits.log_min_p > -INF ? (double) at(0) + limits.log_min_p : -INF; // typical-p may remove the best one
+        while (m && (double) at(m - 1) < lowest) m--;
         for (int64_t i = 0; i < m; i++) ids[i] = (int32_t) (uint32_t) order[i];
         if (limits.top_p >= 1) std::sort(ids, ids + m, LESS);
         return {m, ids, floor};
@@ -324,6 +394,20 @@ struct Row {
         h *= 0xD35A2D97u;
         h ^= h >> 15;
         return h;
+    }
+    // What the Mersenne Twister with 32 bits draws first.
+    static uint32_t first_draw(uint32_t seed) {
+        uint32_t state = seed, second = 0;
+        for (uint32_t i = 1; i <= 397; i++) {
+            state = 1812433253u * (state ^ state >> 30) + i;
+            if (i == 1) second = state;
+        }
+        const uint32_t joined = (seed & 0x80000000u) | (second & 0x7FFFFFFFu);
+        uint32_t y = state ^ joined >> 1 ^ (joined & 1 ? 0x9908B0DFu : 0);
+        y ^= y >> 11;
+        y ^= y << 7 & 0x9D2C5680u;
+        y ^= y << 15 & 0xEFC60000u;
+        return y ^ y >> 18;
     }
     double gumbel(uint32_t id) const {
         double u = ((double) hash(id, keys[0], keys[1]) * 4294967296.0 + (double) hash(id, keys[2], keys[3]) + 0.5) * 0x1p-64;
@@ -375,31 +459,53 @@ struct Row {
     }
 
     int32_t choose(const Limits & limits, float best) {
-        return chain.is_greedy ? (int32_t) first_of(x, n, best) : draw(filter(limits, best));
+        if (chain.is_greedy) return (int32_t) first_of(x, n, best);
+        return draw(filter(limits, best, chain.sigma ? (float) sigma_limit(best) : -INF));
     }
 
     // Whether changes of logits by the noise might prevent the choice of a token of the shaped row; see sampling/near_ties.py.
     bool is_near_tie(int32_t token, float best) {
-        const float own = x[token];
-        float now;
-        change(token, own - (float) chain.noise);
-        bool is_near = !best_of(x, n, now) || choose(chain.tight, now) != token;
-        if (!is_near && !chain.is_greedy) {
-            x[token] = own;
-            const Left kept = filter(chain.loose, best, false);
-            float low = INF, high = -INF;
-            for (int64_t i = 0; i < kept.n; i++) {
-                const float one = x[kept.ids ? kept.ids[i] : i];
-                if (one > -INF || kept.ids) low = std::min(low, one), high = std::max(high, one);
-            }
-            const double least = (double) low - chain.noise, most = (double) high + chain.noise;
-            int64_t m = 0;
-            for (int64_t i = 0; i < n; i++)
-                if ((double) x[i] >= least && (double) x[i] <= most) ids[m++] = (int32_t) i;
-            x[token] = own - (float) chain.noise;
-            is_near = draw({m, ids, -INF}) != token;
+        const float own = x[token], noise = (float) chain.noise;
+        const auto is_lost = [&](float to) {
+            float now;
+            x[token] = to;
+            return !best_of(x, n, now) || choose(chain.tight, now) != token;
+        };
+        change(token, own);
+        if (is_lost(own - noise)) return true;
+        if (chain.is_greedy) return false;
+        // These may remove a token that is too likely.
+        if ((chain.usual.typical_p < 1 || chain.xtc_probability > 0) && is_lost(own + noise)) return true;
+        x[token] = own;
+        float floor = -INF;
+        if (chain.sigma) {
+            const double limit = sigma_limit(best);
+            if (std::fabs(own - (float) limit) < noise || is_lost_above((float) (limit + chain.noise), token, own - noise)) return true;
+            floor = (float) (limit - chain.noise);
         }
-        return is_near;
+        const Left kept = filter(chain.loose, best, floor);
+        float low = INF, high = -INF;
+        for (int64_t i = 0; i < kept.n; i++) {
+            const float one = x[kept.ids ? kept.ids[i] : i];
+            if (one > -INF || kept.ids) low = std::min(low, one), high = std::max(high, one);
+        }
+        const double least = (double) low - chain.noise, most = (double) high + chain.noise;
+        int64_t m = 0;
+        for (int64_t i = 0; i < n; i++)
+            if (x[i] >= floor && (double) x[i] >= least && (double) x[i] <= most) ids[m++] = (int32_t) i;
+        x[token] = own - noise;
+        return draw({m, ids, -INF}) != token;
+    }
+    // The limit of top-n-sigma changes with every logit. Without the tokens right above it the others have a larger share, which top-p limits.
+    bool is_lost_above(float floor, int32_t token, float lower) {
+        float * const given = x;
+        float now;
+        for (int64_t i = 0; i < n; i++) copied[i] = given[i] >= floor ? given[i] : -INF;
+        if (copied[token] > -INF) copied[token] = lower;
+        x = copied;
+        const bool is_lost = !best_of(x, n, now) || draw(filter(chain.tight, now, -INF)) != token;
+        x = given;
+        return is_lost;
     }
 
     // ---- log-probabilities of the row as the model gave it
@@ -471,6 +577,8 @@ void grow(Tree & tree, const uint8_t * texts, const int64_t * ends, int64_t n_te
         int64_t next = i + 1;
         while (next < n && tree.depths[next] > tree.depths[i]) next = tree.nexts[next];
         tree.nexts[i] = (int32_t) next;
+        tree.longests[i] = tree.depths[i];
+        for (int64_t below = i + 1; below < next; below = tree.nexts[below]) tree.longests[i] = std::max(tree.longests[i], tree.longests[below]);
     }
 }
 
@@ -478,6 +586,10 @@ int32_t walk(Walk & w) {
     const Tree & tree = *w.tree;
     int64_t at = w.at;
     while (at < tree.n_nodes) {
+        if (tree.longests[at] <= w.longer_than) {
+            at = tree.nexts[at];
+            continue;
+        }
         const int32_t depth = tree.depths[at], from = w.states[depth - 1];
         const int32_t * const row = w.rows[from];
         if (!row) return w.at = at, from;

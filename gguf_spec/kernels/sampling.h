@@ -6,6 +6,7 @@
 struct Limits {
     double top_p;     // 1: none
     double log_min_p; // minus infinity: none
+    double typical_p; // 1: none
 };
 
 // The options of a request.
@@ -13,6 +14,8 @@ struct Chain {
     double temperature;
     double sigma;                // of top-n-sigma; 0: none
     Limits usual, tight, loose;  // `tight` and `loose` are moved by the noise
+    double xtc_probability;      // 0: none
+    double xtc_threshold;
     double noise;                // largest change of logits in a near tie, penalties included
     double frequency, presence;  // penalties
     float repeat;
@@ -60,6 +63,7 @@ struct Tree {
     uint8_t * bytes;             // of each node
     int32_t * depths;            // of each node; 1: first byte of a text
     int32_t * nexts;             // first node that is not below this one
+    int32_t * longests;          // of each node, bytes of the longest text that passes it
     int32_t * firsts;            // n_nodes + 1: first one of the texts that end at a node
 };
 
@@ -69,6 +73,7 @@ struct Walk {
     const int32_t * tokens;      // of each text of the tree
     const int32_t * const * rows; // the next state by byte, of each state; below 0: not allowed. Null: not known
     int64_t at;                  // node to go on from
+    int32_t longer_than;         // texts of so many bytes may be left out
     int32_t * states;            // state at each depth; states[0] is the start
     uint8_t * used;              // set for each state whose row is used
     uint8_t * mask;              // a bit is set for each token that the automaton accepts; zero at first

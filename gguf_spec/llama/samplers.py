@@ -1,4 +1,4 @@
-"""llama.cpp's DRY, typical-p and XTC samplers as pure functions, and its whole sampler chain.
+"""llama.cpp's DRY sampler as a pure function of the history, and its whole sampler chain.
 
 No state may outlive a call, because drafted tokens are rolled back. `verify` compares this
 package's sampler chain with llama.cpp's.
@@ -27,50 +27,6 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 # Largest penalty, in logits. It excludes a token if any other is left, and a float32 logit can
 # still be scaled with it.
 _MOST = 1e30
-
-
-def typical(ids: NDArray[np.int64], logits: NDArray[np.float64], p: float) -> NDArray[np.int64]:
-    """Return the ids that locally typical sampling keeps (arXiv:2202.00666), ascending.
-
-    The result is empty if no logit is finite.
-    """
-    # A float32 probability of 0 would make llama.cpp's entropy NaN and its choice arbitrary. e**-70
-    # over any V is far from 0.
-    return _survivors(C.llama_sampler_init_typical(p, 1), ids, logits, lowest=-70.0)
-
-
-def xtc(
-    ids: NDArray[np.int64],
-    logits: NDArray[np.float64],
-    probability: float,
-    threshold: float,
-    seed: int,
-) -> NDArray[np.int64]:
-    """Return the ids that XTC keeps, ascending.
-
-    Its random decision is seeded by `seed` (32 bit).
-    """
-    seed %= C.LLAMA_DEFAULT_SEED  # llama.cpp treats this value as "random seed"
-    sampler = C.llama_sampler_init_xtc(probability, threshold, 1, seed)
-    return _survivors(sampler, ids, logits, lowest=-np.inf)
-
-
-def _survivors(
-    sampler: Any, ids: NDArray[np.int64], logits: NDArray[np.float64], lowest: float
-) -> NDArray[np.int64]:
-    """Return the ids that a sampler keeps, ascending, and free the sampler.
-
-    It sees only the finite logits that are at least `lowest` relative to the largest.
-    """
-    fed = _Fed(sampler, [])
-    finite = np.isfinite(logits)
-    relative = logits - logits.max(where=finite, initial=np.finfo(np.float64).min)
-    use = finite & (relative >= lowest)
-    # llama.cpp's sort casts logits to int
-    ids, relative = ids[use], np.maximum(relative[use], -1e6)
-    if len(ids):  # llama.cpp aborts the process on an empty array
-        ids = np.sort(_apply(fed.sampler, ids, relative)["id"].astype(np.int64))
-    return ids
 
 
 def _apply(

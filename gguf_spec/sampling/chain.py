@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
 _OUT_OF_SIGHT = 1e4
 # Largest number of values that a stable sort orders fast enough.
 _QUICKLY_SORTED = 1024
+# Logit relative to the best one from which a token counts in typical-p: its share is far from 0.
+_FAINT = -70.0
+# XTC has no effect above this threshold: two tokens cannot have it.
+MOST_XTC = 0.5
 # Lowest temperature in use: a lower one has the same effect and would overflow.
 COLDEST = 1e-30
 
@@ -302,8 +305,6 @@ class Sampler:
             raise NoTokenLeftError
         if s.greedy:
             return Candidates(np.array([np.argmax(logits)]), np.zeros(1))
-        # This filter is our own, like all filters of whole rows: llama.cpp would need 12 bytes a
-        # token.
         if s.top_n_sigma:
             logits = np.where(logits >= self.sigma_limit(logits), logits, np.float32(-np.inf))
         whole = None
@@ -321,8 +322,8 @@ class Sampler:
             alive = np.flatnonzero(kept > -np.inf)
             ids, kept = alive if len(ids) == n_vocab else ids[alive], kept[alive]
         if s.typical_p < 1:
-            ids = _llama().typical(ids, kept.astype(np.float64), s.typical_p)
-            kept = logits[ids].astype(np.float64)
+            some = typical(kept.astype(np.float64), s.typical_p)
+            ids, kept = ids[some], kept[some]
         if s.top_p < 1:
             ids, kept = _nucleus(ids, kept.astype(np.float64), best, whole, s.top_p)
         if s.min_p > 0:
@@ -333,15 +334,9 @@ class Sampler:
     def _last_filters(self, logits: Logits, left: Candidates, position: int) -> Candidates:
         """Filter what is left of shaped logits, shape `(V,)`: XTC, infill."""
         s, (ids, kept) = self.sampling, left
-        if s.xtc_probability > 0:
-            ids = _llama().xtc(
-                ids,
-                kept.astype(np.float64),
-                s.xtc_probability,
-                s.xtc_threshold,
-                self.rng.coin(position),
-            )
-            kept = logits[ids].astype(np.float64)
+        if 0 < s.xtc_probability >= self.rng.coin(position) and s.xtc_threshold <= MOST_XTC:
+            stays = xtc(kept.astype(np.float64), s.xtc_threshold)
+            ids, kept = ids[stays], kept[stays]
         if self.filters.infill:
             some = self.filters.infill(ids, kept.astype(np.float64))
             some = some[some < len(logits)]  # a draft model may have a smaller vocabulary
@@ -391,11 +386,42 @@ def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:
     )
 
 
-def _llama() -> ModuleType:
-    # llama.cpp's own samplers are used where speed does not matter.
-    from ..llama import samplers
+def typical(logits: Floats, p: float) -> Ids:
+    """Return the indices that locally typical sampling keeps (arXiv:2202.00666), ascending.
 
-    return samplers
+    These are the fewest tokens with more than `p` of the mass, those first whose surprisal is
+    nearest to the entropy: whose logit is nearest to the mean, each logit weighted by its
+    probability. Of equally near ones the lower index comes first.
+
+    Args:
+        logits: Finite logits, shape `(n,)`, n >= 1.
+    """
+    relative = logits - logits.max()
+    some = np.flatnonzero(relative >= _FAINT)
+    relative = relative[some]
+    masses = exp(relative)
+    whole = total(masses)
+    distances = np.abs(relative - total(masses * relative) / whole)
+    order = np.argsort(distances, kind="stable")
+    n = int(np.searchsorted(np.cumsum(masses[order]), p * whole, side="right"))
+    return some[np.sort(order[: n + 1])]
+
+
+def xtc(logits: Floats, threshold: float) -> NDArray[np.bool_]:
+    """Return which tokens XTC keeps, shape `(n,)`.
+
+    It removes those with at least `threshold` of the mass, but for the least likely of them, the
+    last one of equal ones.
+
+    Args:
+        logits: Finite logits, shape `(n,)`, n >= 1.
+    """
+    masses = exp(logits - logits.max())
+    stays = masses < threshold * total(masses)
+    above = np.flatnonzero(~stays)
+    if len(above):
+        stays[above[len(above) - 1 - int(np.argmin(logits[above][::-1]))]] = True
+    return stays
 
 
 def _bias(logits: Logits, s: Sampling) -> Logits:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import NoTokenLeftError
 from ..results import TokenLogprob
-from .chain import COLDEST, Sampler
+from .chain import COLDEST, MOST_XTC, Sampler
 from .near_ties import limits_of, scaled_noise
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Limits(Structure):
-    _fields_ = (("top_p", c_double), ("log_min_p", c_double))
+    _fields_ = (("top_p", c_double), ("log_min_p", c_double), ("typical_p", c_double))
 
 
 class _Chain(Structure):
@@ -37,6 +37,8 @@ class _Chain(Structure):
         ("usual", _Limits),
         ("tight", _Limits),
         ("loose", _Limits),
+        ("xtc_probability", c_double),
+        ("xtc_threshold", c_double),
         ("noise", c_double),
         ("frequency", c_double),
         ("presence", c_double),
@@ -87,6 +89,7 @@ class _Tree(Structure):
         ("bytes", ctypes.c_void_p),
         ("depths", ctypes.c_void_p),
         ("nexts", ctypes.c_void_p),
+        ("longests", ctypes.c_void_p),
         ("firsts", ctypes.c_void_p),
     )
 
@@ -97,6 +100,7 @@ class _Walk(Structure):
         ("tokens", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
         ("at", c_int64),
+        ("longer_than", c_int32),
         ("states", ctypes.c_void_p),
         ("used", ctypes.c_void_p),
         ("mask", ctypes.c_void_p),
@@ -172,21 +176,22 @@ class Tree:
         self._walk, self._tokens = library.walk, tokens
         room = len(texts) + 1
         self._bytes = np.empty(room, np.uint8)
-        self._depths, self._nexts, self._firsts = np.empty((3, room), np.int32)
-        arrays = (self._bytes, self._depths, self._nexts, self._firsts)
+        self._depths, self._nexts, longests, firsts = np.empty((4, room), np.int32)
+        self._kept = arrays = (self._bytes, self._depths, self._nexts, longests, firsts)
         self._tree = _Tree(0, *[one.ctypes.data for one in arrays])
         library.grow(self._tree, texts, ends.ctypes.data, len(ends))
         self._n_bytes = int(tokens.max(initial=0)) // 8 + 1
         self._n_deep = 1 + int(self._depths[: self._tree.n_nodes].max(initial=0))
 
     def accepted(
-        self, automaton: Automaton, start: int, most: int
+        self, automaton: Automaton, start: int, most: int, longer_than: int = 0
     ) -> tuple[NDArray[np.uint8], list[int]] | None:
         states, mask = np.empty(self._n_deep, np.int32), np.zeros(self._n_bytes, np.uint8)
         states[0], used = start, np.zeros(0, np.uint8)
         walk = _Walk(
             tree=ctypes.pointer(self._tree),
             tokens=self._tokens.ctypes.data,
+            longer_than=longer_than,
             states=states.ctypes.data,
             mask=mask.ctypes.data,
         )
@@ -209,11 +214,9 @@ def functions(library: Any) -> Library | None:
     return Library(library) if hasattr(library, "gguf_spec_sample") else None
 
 
-def is_possible(sampler: Sampler, noise: float) -> bool:
+def is_possible(sampler: Sampler) -> bool:
     """Return whether the library has all filters of a request; NumPy's rule is used if not."""
-    s, filters = sampler.sampling, sampler.filters
-    rare = s.typical_p < 1 or s.xtc_probability > 0 or (s.top_n_sigma and noise)
-    return not (rare or filters.reasoning or filters.infill)
+    return not (sampler.filters.reasoning or sampler.filters.infill)
 
 
 def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chosen | None] | None:
@@ -226,7 +229,7 @@ def chooser(library: Any, sampler: Sampler, noise: float) -> Callable[..., Chose
         return None
     if sampler.filters.grammar:
         sampler.filters.grammar.make_masks_by(partial(Tree, found))
-    if not is_possible(sampler, noise):
+    if not is_possible(sampler):
         return None
     one = NativeSampler(found, sampler, noise)
     return one.choose if sampler.filters.dry else one.choose_together
@@ -257,6 +260,8 @@ class NativeSampler:
             usual=_limits(s),
             tight=_limits(limits_of(s, -noise)),
             loose=_limits(limits_of(s, noise)),
+            xtc_probability=s.xtc_probability if s.xtc_threshold <= MOST_XTC else 0,
+            xtc_threshold=s.xtc_threshold,
             noise=noise,
             frequency=s.frequency_penalty,
             presence=s.presence_penalty,
@@ -384,4 +389,4 @@ class NativeSampler:
 
 
 def _limits(s: Sampling) -> _Limits:
-    return _Limits(s.top_p, float(np.log(s.min_p)) if s.min_p > 0 else -math.inf)
+    return _Limits(s.top_p, float(np.log(s.min_p)) if s.min_p > 0 else -math.inf, s.typical_p)

@@ -123,9 +123,14 @@ class SeededRng:
         np.minimum(uniform, 1 - 2.0**-53, out=uniform)
         return np.asarray(-log(_of_exponential(uniform)) if fixed else -np.log(-np.log1p(-uniform)))
 
-    def coin(self, position: int) -> int:
-        """Return 32 random bits of a position, independent of `pick`."""
-        return int(self._keys(position)[4])
+    def coin(self, position: int) -> float:
+        """Return a uniform number of a position, in [0, 1), independent of `pick`.
+
+        It is what llama.cpp's XTC draws with a seed of 32 bits: the first number of the Mersenne
+        Twister.
+        """
+        seed = int(self._keys(position)[4]) % (2**32 - 1)
+        return int.from_bytes(np.random.RandomState(seed).bytes(4), "little") / 2**32
 
     def _contenders(
         self,

@@ -7,6 +7,7 @@ import re
 import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from llama_cpp import llama_cpp as C
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.errors import ClosedError, InvalidOptionError
+from gguf_spec.errors import ClosedError, InvalidGrammarError, InvalidOptionError
 from gguf_spec.grammar import automaton as automaton_module
 from gguf_spec.grammar import token_grammar
 from gguf_spec.grammar.automaton import Known
@@ -216,6 +217,92 @@ def test_a_mask_has_what_is_allowed(model, make_tree, monkeypatch, gbnf, most):
         if not choice:
             break
         history.append(rng.choice(choice))
+
+
+class Letters:
+    """A vocabulary of random texts of a few letters, and an end; also a tree of its tokens, without a library."""
+
+    def __init__(self, rng, n_vocab, longest):
+        sizes = [rng.randint(1, rng.choice((2, longest))) for _ in range(n_vocab - 1)]
+        some = (*[b"a"] * 6, *[b"b"] * 3, *[b"("] * 3, b"\xc3", b"\xa9", b"\xc3\xa9")
+        self.texts = [b"".join(rng.choices(some, k=size)) for size in sizes]
+        self.n_vocab, self.ends, self.asked = n_vocab, [n_vocab - 1], []
+
+    def piece(self, token):
+        return self.texts[token] if token < self.n_vocab - 1 else b""
+
+    def is_end(self, token):
+        return token == self.n_vocab - 1
+
+    def tokenize(self, text, **_):
+        raise NotImplementedError
+
+    def accepted(self, automaton, start, most, longer_than=0):
+        self.asked.append(longer_than)
+        bits = [len(text) > longer_than and automaton.read(start, text) >= 0 for text in self.texts]
+        return np.packbits(bits, bitorder="little"), []
+
+
+def repeats(rng, depth=0):
+    """A random rule of repetitions in repetitions, some of which may be empty."""
+    parts = []
+    for _ in range(rng.randint(1, 3)):
+        one = rng.choice(
+            ('"a"', '"b"', "[ab]", "[aé]", '("a" | "bb")', '("b" | "")', '("(" | "a"?)')
+        )
+        if depth < 2 and rng.random() < 0.6:
+            one = f"({repeats(rng, depth + 1)})"
+        least = rng.choice((0, 0, 1, 3, 9))
+        most = rng.choice(("", least + rng.choice((1, 4, 20, 40))))
+        parts.append(f"{one}{{{least},{most}}}" if rng.random() < 0.7 else one)
+    return rng.choice((" ", " | ")).join(parts)
+
+
+def steps_of_masks(model, gbnf, rng, n_answers):
+    """Compare the masks of random answers with what the automaton reads; return how many were made."""
+    grammar = Grammar(model, gbnf, 0)
+    grammar.make_masks_by(lambda *_: model)
+    automaton, texts = grammar._automaton, [*model.texts, b""]
+    for _ in range(n_answers):
+        history, most = [], rng.choice((5, 60))
+        while len(history) < most:
+            state = grammar._state(history)
+            at, bits = automaton.number(state), np.frombuffer(grammar.mask(history), np.uint8)
+            wanted = [bool(text) and automaton.read(at, text) >= 0 for text in texts]
+            wanted[-1] = () in state[0]
+            found = np.unpackbits(bits, bitorder="little")[: len(texts)]
+            assert found.tolist() == wanted, (gbnf, history)
+            choice = [i for i, one in enumerate(wanted[:-1]) if one]
+            if not choice:
+                break
+            history.append(min(rng.choices(choice, k=2), key=lambda i: len(texts[i])))
+
+
+def test_masks_of_states_that_differ_by_counts_alone(monkeypatch):
+    """A mask that was made from another one has what is allowed, and many are made so."""
+    monkeypatch.setattr(automaton_module, "_MAX_WORK", 20_000)
+    monkeypatch.setattr(token_grammar, "_MASK_WORK", 10**9)
+    asked = []
+    for seed in range(250):
+        rng = random.Random(seed)
+        model = Letters(rng, 80, rng.choice((3, 6, 14)))
+        with suppress(InvalidGrammarError):  # too many ways to read a text
+            steps_of_masks(model, f'root ::= ({repeats(rng)}) "("', rng, 6)
+        asked += model.asked
+    assert len(asked) > 1000
+    assert sum(n > 0 for n in asked) > 100
+
+
+def test_a_string_with_a_greatest_length_needs_few_whole_masks():
+    model = Letters(random.Random(1), 400, 12)
+    grammar = Grammar(model, 'root ::= "(" [ab]{0,100} "("', 0)
+    grammar.make_masks_by(lambda *_: model)
+    masks, one = [], model.texts.index(b"a")
+    for n in range(100):
+        masks.append(grammar.mask([model.texts.index(b"("), *[one] * n]))
+    assert all(mask is masks[1] for mask in masks[2:85])
+    assert masks[99] != masks[1]
+    assert sum(n < 3 for n in model.asked) < 6
 
 
 def test_masks_of_a_draft_end_where_it_leaves_the_grammar(model, make_tree):

@@ -28,7 +28,7 @@ ALONE = """
 #include "sampling.h"
 namespace alone { extern const Sampling sampling; }
 #define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 60 * n_vocab; }
+EXPORT int64_t gguf_spec_sampling_bytes(int64_t n_vocab) { return 64 * n_vocab; }
 EXPORT int gguf_spec_sample(Rows * const * rows, int n) { for (int i = 0; i < n; i++) alone::sampling.sample(*rows[i]); return 1; }
 EXPORT void gguf_spec_grow(Tree * tree, const uint8_t * texts, const int64_t * ends, int64_t n) { alone::sampling.grow(*tree, texts, ends, n); }
 EXPORT int32_t gguf_spec_walk(Walk * walk) { return alone::sampling.walk(*walk); }
@@ -52,11 +52,26 @@ BUGS = [
     ("x[i] >= sight", "x[i] > best - 1"),
     ("< limits.top_p * mass) i++;", "<= limits.top_p * mass) i++;"),
     ("m = std::min(m, i + 1);", "m = std::min(m, i);"),
-    ("(double) at(m - 1) < least", "(double) at(m - 1) <= least"),
+    ("(double) at(m - 1) < lowest", "(double) at(m - 1) <= lowest"),
+    ("(double) at(0) + limits.log_min_p", "(double) best + limits.log_min_p"),
+    ("- b >= FAINT)", "- b >= -2)"),
+    ("<= p * whole) i++;", "< p * whole * 0.99) i++;"),
+    ("(one == other && i < j)", "(one == other && i > j)"),
+    ("!(sum >= p * whole * (1 + CLEAR))", "!(sum >= p * whole * 0.5)"),
+    ("typical(is_cut ? m : above(floor)", "typical(is_cut ? m : above(-INF)"),
+    ("x[ids[i]] <= x[ids[stays]]", "x[ids[i]] < x[ids[stays]]"),
+    ("masses[i] < least || i == stays", "masses[i] < least"),
+    ("i <= 397; i++) {", "i <= 396; i++) {"),
+    ("keys[4] % 0xFFFFFFFFu", "keys[3] % 0xFFFFFFFFu"),
+    ("chain.xtc_threshold * total(left.n,", "chain.xtc_threshold * total(left.n - 1,"),
+    ("&& is_lost(own + noise)) return true;", ") {}"),
+    ("std::fabs(own - (float) limit) < noise || ", ""),
+    ("|| is_lost_above((float) (limit + chain.noise), token, own - noise)", ""),
+    ("floor = (float) (limit - chain.noise);", "floor = (float) limit;"),
     ("std::max(floor, limit)", "limit"),
     ("choose(chain.tight, now)", "choose(chain.usual, now)"),
-    ("filter(chain.loose, best, false)", "filter(chain.usual, best, false)"),
-    ("own - (float) chain.noise);", "own);"),
+    ("filter(chain.loose, best, floor)", "filter(chain.usual, best, floor)"),
+    ("is_lost(own - noise)", "is_lost(own)"),
     ("largest(std::min<int64_t>(chain.n_top, n))", "largest(std::min<int64_t>(1, n))"),
     ("token != rows.draft[i]) return;", "token == rows.draft[i]) return;"),
     ("row.restore();\n        row.x = given;", "row.x = given;"),
@@ -68,6 +83,8 @@ BUGS = [
     ("if (has(chain.ends[j]) && allowed[chain.ends[j] / 8] >> chain.ends[j] % 8 & 1)", "if (has(chain.ends[j]))"),
     ("i < tree.firsts[at + 1]; i++)", "i < std::min(tree.firsts[at] + 1, tree.firsts[at + 1]); i++)"),
     ("tree.depths[next] > tree.depths[i]", "tree.depths[next] >= tree.depths[i]"),
+    ("below < next; below = tree.nexts[below])", "below < next; below = next)"),
+    ("tree.longests[at] <= w.longer_than", "tree.longests[at] < w.longer_than"),
     ("w.used[from] = 1;", ""),
     ("for (int j = 1; j < BLOCK; j++) sum += lanes[j];", "for (int j = BLOCK - 1; j; j--) sum += lanes[j];"),
 ]  # fmt: skip

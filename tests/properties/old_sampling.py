@@ -6,7 +6,7 @@ import numpy as np
 
 from gguf_spec.arrays import exp, total
 from gguf_spec.errors import NoTokenLeftError
-from gguf_spec.sampling.chain import Candidates, Sampler, _llama
+from gguf_spec.sampling.chain import Candidates, Sampler, typical, xtc
 from gguf_spec.sampling.rng import _AT_ONCE, _FEW, _LEAST_WEIGHT, _U32, SeededRng, _hash
 
 
@@ -69,22 +69,16 @@ class OldSampler(Sampler):
         if kept.min() == -np.inf:
             ids, kept = ids[kept > -np.inf], kept[kept > -np.inf]
         if s.typical_p < 1:
-            ids = _llama().typical(ids, kept.astype(np.float64), s.typical_p)
-            kept = logits[ids].astype(np.float64)
+            some = typical(kept.astype(np.float64), s.typical_p)
+            ids, kept = ids[some], kept[some]
         if s.top_p < 1:
             ids, kept = _nucleus(ids, kept.astype(np.float64), best, mass, s.top_p)
         if s.min_p > 0:
             within = kept >= kept.max() + np.log(s.min_p)
             ids, kept = ids[within], kept[within]
-        if s.xtc_probability > 0:
-            ids = _llama().xtc(
-                ids,
-                kept.astype(np.float64),
-                s.xtc_probability,
-                s.xtc_threshold,
-                self.rng.coin(position),
-            )
-            kept = logits[ids].astype(np.float64)
+        if s.xtc_probability > 0 and self.rng.coin(position) <= s.xtc_probability:
+            some = xtc(kept.astype(np.float64), s.xtc_threshold if s.xtc_threshold <= 0.5 else 2)
+            ids, kept = ids[some], kept[some]
         return Candidates(ids, kept)
 
 

@@ -253,7 +253,7 @@ class Replay:
         return self._take(list(weights / weights.sum()))
 
     def coin(self, position):
-        return position * 0x9E3779B9 % 2**32
+        return position * 0x9E3779B9 % 2**32 / 2**32
 
 
 class Anything:

@@ -7,7 +7,7 @@ import numpy as np
 from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.options import Sampling
 from gguf_spec.sampling.chain import Filters, Sampler, logprob
-from gguf_spec.sampling.native import NativeSampler, Tree, is_possible
+from gguf_spec.sampling.native import NativeSampler, Tree
 from gguf_spec.sampling.near_ties import is_near_tie
 from gguf_spec.sampling.rng import SeededRng
 
@@ -17,6 +17,9 @@ OPTIONS = {
     "top_k": (40, 40, 0, 0, 1, 2, 7, 300, 10**6),
     "top_p": (0.95, 1.0, 1e-6, 0.5, 0.999, 1 - 1e-9),
     "min_p": (0.0, 0.0, 1e-9, 0.05, 0.3, 1.0),
+    "typical_p": (1.0, 1.0, 1.0, 1e-9, 0.2, 0.7, 1 - 1e-9),
+    "xtc_probability": (0.0, 0.0, 0.0, 0.4, 1.0),
+    "xtc_threshold": (0.0, 1e-3, 0.02, 0.1, 0.5, 0.6),
     "top_n_sigma": (0.0, 0.0, 0.0, 0.5, 2.0),
     "repeat_penalty": (1.0, 1.0, 0.5, 1.3),
     "frequency_penalty": (0.0, 0.0, 0.3, -0.2),
@@ -151,8 +154,6 @@ def differences(library, seed, n_cases, sizes):
     for case in range(n_cases):
         n_vocab, n_rows = int(rng.choice(sizes)), int(rng.integers(1, 6))
         sampler, noise = make_sampler(rng, n_vocab), float(rng.choice([0.0, 0.02, 0.5]))
-        if not is_possible(sampler, noise):
-            noise = 0.0
         rows = make_rows(rng, n_rows, n_vocab)
         history = [
             int(i) for i in rng.integers(0, n_vocab + 1, size=rng.integers(3, 90))
@@ -211,7 +212,7 @@ def tree_differences(library, seed, n_cases):
     for case in range(n_cases):
         letters = rng.choice(256, int(rng.integers(1, 6)), replace=False)
         n, longest = int(rng.integers(1, 300)), int(rng.choice([1, 3, 8, 40]))
-        texts = [bytes(rng.choice(letters, rng.integers(longest + 1))) for _ in range(n)]
+        texts = [bytes(rng.choice(letters, rng.integers(longest + 1)).tolist()) for _ in range(n)]
         order = sorted((i for i in range(n) if texts[i]), key=texts.__getitem__)
         ends = np.cumsum([len(texts[i]) for i in order], dtype=np.int64)
         flat = b"".join([texts[i] for i in order])
@@ -221,9 +222,18 @@ def tree_differences(library, seed, n_cases):
         )
         for _ in range(3):
             start, used = int(rng.integers(len(automaton._rows))), set()
+            least = int(rng.choice([0, 0, 1, 2, 5, longest]))
             wanted = [automaton.read(start, text, used) for text in texts]
             bits, states = tree.accepted(automaton, start, 10**6)
             got = np.unpackbits(bits, bitorder="little")[: max(order, default=-1) + 1].tolist()
+            few = [i for i in order if len(texts[i]) > least]
+            bits, fewer = tree.accepted(automaton, start, 10**6, least)
+            some, used_by_few = np.unpackbits(bits, bitorder="little"), set()
+            is_right = all(wanted[i] for i in np.flatnonzero(some))
+            for i in few:
+                is_right &= some[i] == automaton.read(start, texts[i], used_by_few)
+            if not is_right or set(fewer) != used_by_few:
+                found.append(f"case {case}: {np.flatnonzero(some)} of more than {least} bytes")
             if [*got, *[0] * (n - len(got))] != wanted or set(states) != used:
                 found.append(f"case {case}: {got} is not {wanted}, or {states} not {used}")
         if len(found) > 3:
