@@ -33,6 +33,7 @@ from .events import Done, ErrorEvent
 from .jobs import Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
+from .settings import Settings
 
 if TYPE_CHECKING:
     from ..engine import Answer
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 Turn: TypeAlias = "tuple[Job, Work[None], BaseException | None]"
 
-# Bytes of all requests that wait, about, as they are held in memory.
-WAITING_BYTES = 1 << 28
 _LONGEST_WAIT_S = 60.0  # that official clients take from Retry-After
 _NO_STATS = Stats()
 # tokens of an answer for which the context grows, where the request names no number
@@ -95,9 +94,11 @@ class Worker:
 
     n_steps: int
 
-    def __init__(self, pool: ModelPool, most_waiting: int, totals: Metrics) -> None:
+    def __init__(self, pool: ModelPool, settings: Settings, totals: Metrics) -> None:
         self.totals = totals
-        self._pool, self._most = pool, most_waiting
+        self._pool = pool
+        self.most: int = settings.queue  # that wait
+        self._most_bytes = settings.limits.waiting_bytes
         self._changed = threading.Condition()
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: list[Job] = []  # all of one model
@@ -150,7 +151,7 @@ class Worker:
                 raise shutting_down()
             n = len(self._waiting)
             n_bytes = sum(one.n_bytes for one in self._waiting) + job.n_bytes
-            if n >= self._most + self._room(job.model) or (n and n_bytes > WAITING_BYTES):
+            if n >= self.most + self._room(job.model) or (n and n_bytes > self._most_bytes):
                 first_s = min((one.began_s for one in self._running), default=math.inf)
                 seconds = self.pace.seconds_to_wait(n, first_s, time.perf_counter())
                 wait = "1 request is" if n == 1 else f"{n} requests are"

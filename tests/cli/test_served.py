@@ -157,7 +157,7 @@ def test_more_requests_at_once_than_the_server_runs(run, tmp_path):
 
 def test_a_server_whose_queue_is_full_is_not_taken(server, monkeypatch):
     """A command would wait without a word; the model is loaded, as without a server."""
-    monkeypatch.setattr(server.app.worker, "_most", -1)
+    monkeypatch.setattr(server.app.worker, "most", -1)
     assert served(gguf_spec.models.path("tales"), LOADS, lambda: None) is None
 
 
@@ -170,7 +170,7 @@ def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
     monkeypatch.setattr(LineDefaults, "check", lambda *_: None)  # one more request, of this thread
     with llm.stream("Once", endless) as other:
         assert next(other).tokens
-        monkeypatch.setattr(server.app.worker, "_most", most)
+        monkeypatch.setattr(server.app.worker, "most", most)
 
         def interrupt(_):
             if most < 0 or server.app.worker.n_waiting:
@@ -205,11 +205,11 @@ def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
     """Other requests are before it: nothing is loaded, and the answer is that of the server."""
     wanted = llm.generate("Once", Sampling(seed=1, max_tokens=5)).text
     worker, waits = server.app.worker, []
-    monkeypatch.setattr(worker, "_most", -1)
+    monkeypatch.setattr(worker, "most", -1)
 
     def wait(seconds):
         waits.append(seconds)
-        monkeypatch.setattr(worker, "_most", 8)
+        monkeypatch.setattr(worker, "most", 8)
 
     monkeypatch.setattr(llm.engine._ended, "wait", wait)
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
