@@ -55,11 +55,15 @@ class Pieces:
 
     def __init__(self, model: Vocabulary) -> None:
         self._texts = [model.piece(token) for token in range(model.n_vocab)]
-        self.flat = np.frombuffer(b"".join(self._texts), np.uint8)
-        self.ends = np.cumsum([len(text) for text in self._texts], dtype=np.int64)
-        self.begins = np.concatenate(([0], self.ends[:-1]))
-        self.first = np.array([text[0] if text else 256 for text in self._texts], dtype=np.int64)
-        self.is_end = np.zeros(model.n_vocab, dtype=np.bool_)
+        self.flat: NDArray[np.uint8] = np.frombuffer(b"".join(self._texts), np.uint8)
+        self.ends: NDArray[np.int64] = np.cumsum(
+            [len(text) for text in self._texts], dtype=np.int64
+        )
+        self.begins: NDArray[np.int64] = np.concatenate(([0], self.ends[:-1]))
+        self.first: NDArray[np.int64] = np.array(
+            [text[0] if text else 256 for text in self._texts], dtype=np.int64
+        )
+        self.is_end: NDArray[np.bool_] = np.zeros(model.n_vocab, dtype=np.bool_)
         self.is_end[[*model.ends]] = True
         self.grammars: dict[str, Known] = {}
         self.most_known: int = 1_000_000
