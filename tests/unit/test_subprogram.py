@@ -65,7 +65,7 @@ def test_an_app_without_freeze_support_starts_no_child(
 
 def test_pip_is_refused(frozen, never_started, tmp_path):
     with pytest.raises(errors.PackageError, match="a packed program has no pip") as caught:
-        package._command("a-model", "a-package==1", tmp_path)
+        package.command("a-model", "a-package==1", tmp_path, package.programs())
     assert sys.executable not in caught.value.hint
 
 
