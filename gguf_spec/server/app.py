@@ -55,8 +55,7 @@ from .background import Background
 from .connections import REFUSAL
 from .documents import Documents
 from .edit import EditRun
-from .events import Done, ErrorEvent, Event, Sent
-from .jobs import JOB, Job
+from .jobs import JOB, Done, ErrorEvent, Event, Job, Sent
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes

@@ -23,8 +23,7 @@ from ..protocols.openai import read_chat
 from ..protocols.request import ReadBody
 from ..protocols.schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from ..tools.families import family_of, reads_tools
-from .events import Done, ErrorEvent
-from .jobs import Job
+from .jobs import Done, ErrorEvent, Job
 from .model_pool import ModelPool, ServedModel
 from .settings import Settings
 from .streams import JsonAnswer

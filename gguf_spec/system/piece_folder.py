@@ -260,7 +260,7 @@ class PieceFolder:
 
     def _shrink(self, n_more: int) -> int:
         """Remove the least recently used pieces if there is no room; return what all take."""
-        _remove_unfinished(self.path / _NEW)
+        remove_unfinished(self.path / _NEW)
         files = [*all_files(self.path)]
         n_bytes = sum(one.n_bytes for one in files)
         if n_bytes + n_more <= self.limit:
@@ -331,7 +331,7 @@ def about_file(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove what a process wrote that ended before the file had its name."""
     old = time.time() - 3600
     with contextlib.suppress(OSError), os.scandir(folder) as there:

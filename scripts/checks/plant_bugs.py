@@ -333,7 +333,7 @@ BUGS = (
         "and not (first and first.model is one.model)", "and True",
         ("server/test_denial.py",)),
     Bug("a request for the same model waits behind those for others", "server/worker.py",
-        "                self._waiting.insert(n, job)", "                self._waiting.append(job)",
+        "                self.waiting.insert(n, job)", "                self.waiting.append(job)",
         ("server/test_denial.py",)),
     Bug("the memory of the requests that wait is not bounded", "server/worker.py",
         "or (n and n_bytes > self._most_bytes)", "or False",

@@ -33,8 +33,7 @@ from gguf_spec.server import (
 )
 from gguf_spec.server import jobs as jobs_module
 from gguf_spec.server import worker as worker_module
-from gguf_spec.server.events import Done
-from gguf_spec.server.jobs import Job
+from gguf_spec.server.jobs import Done, Job
 from gguf_spec.server.model_pool import ServedModel
 from gguf_spec.server.settings import Limits
 from gguf_spec.server.streams import AnswerStream

@@ -10,9 +10,9 @@ from gguf_spec.speculative.drafters import NoDrafter, StochasticDraftSampler
 from gguf_spec.speculative.engine import (
     Round,
     RoundRule,
-    _row_alone,
     read_prompt,
     rounds,
+    row_alone,
     run_round,
 )
 from tests.support.fakes import FakeModel, drafting, random_table, sampler
@@ -269,7 +269,7 @@ def test_a_repeated_decision_uses_a_pass_over_one_token(n_cached):
     history = [1, 2, 3, 4, 5]
     target, _, chain = pair()
     target.cached = [*history, 5, 5][:n_cached]
-    alone = _row_alone(target, history, chain)
+    alone = row_alone(target, history, chain)
     assert (target.cached, target.passes) == (history, [(1, 1)])
     assert (alone.logits == TABLE[4, 5].astype(np.float32)).all()
     assert alone.history(0) == history

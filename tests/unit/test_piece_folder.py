@@ -328,7 +328,7 @@ def test_a_hundred_kills(tmp_path):
         check_three(path, whole=True)
         parts = [*(path / "new").glob("*")]
         assert len(parts) <= 1
-        piece_folder._remove_unfinished(path / "new")
+        piece_folder.remove_unfinished(path / "new")
     assert found == {0, 1, 2, 3}
 
 

@@ -60,7 +60,7 @@ def test_an_app_without_freeze_support_starts_no_child(
         jinja_sandbox.TemplateFailure,
         match="it is too complex to run inside this program, and a packed",
     ):
-        jinja_sandbox._render_in_child("x", "{}", 1)
+        jinja_sandbox.render_in_child("x", "{}", 1)
 
 
 def test_pip_is_refused(frozen, never_started, tmp_path):
