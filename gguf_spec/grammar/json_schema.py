@@ -128,7 +128,7 @@ _SMALL_FORMATS = {
     "email": rf"{_LOCAL}@{_SMALL_LABEL}(\.{_SMALL_LABEL})+",
 }
 # values of `format` that every text, or number, fulfils: they speak about its display or its use
-FREE_FORMATS = {
+FREE_FORMATS: set[str] = {
     "binary", "password", "path", "file-path", "directory-path", "textarea", "multiline", "text",
     "float", "double", "decimal", "number",
 }  # fmt: skip
@@ -156,12 +156,12 @@ _FREE: dict[str, tuple[Any, ...]] = {
     "unevaluatedProperties": (True, {}), "format": (*FREE_FORMATS,), "nullable": (False,),
 }  # fmt: skip
 # keywords that no grammar follows
-UNSUPPORTED = (
+UNSUPPORTED: tuple[str, ...] = (
     "if", "contains", "dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef",
     "$recursiveRef", "contentMediaType",
 )  # fmt: skip
 # all keywords that are not ignored
-KEYWORDS = {
+KEYWORDS: set[str] = {
     "$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", "not", *UNSUPPORTED
 }.union(*KINDS.values())  # fmt: skip
 # keyword of a bound -> test of a value, or of its length, against the bound

@@ -12,7 +12,7 @@ import collections
 import ctypes
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..errors import (
@@ -98,10 +98,10 @@ def _keep_line(level: int, line: bytes, _data: object) -> None:
 
 
 # kept here, as llama.cpp calls them until the process ends
-lines_callback = C.llama_log_callback(_keep_line)
+lines_callback: Callable[..., object] = C.llama_log_callback(_keep_line)
 # llama.cpp's third argument is left out: the caller passes it in a register, which is not read
 _dict_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)(_last.__setitem__)
-last_callback = ctypes.cast(_dict_callback, C.llama_log_callback)
+last_callback: Callable[..., object] = ctypes.cast(_dict_callback, C.llama_log_callback)
 
 log: Log = Log()
 

@@ -14,7 +14,11 @@ from typing import Any
 # the version that the tests run with; the sources of 0.3.30 have all that is needed, too
 TESTED = "0.3.36"
 # functions and methods that older versions lack
-NEEDED = ("llama_n_rs_seq", "llama_state_seq_get_data_ext", "llama_model_is_diffusion")
+NEEDED: tuple[str, ...] = (
+    "llama_n_rs_seq",
+    "llama_state_seq_get_data_ext",
+    "llama_model_is_diffusion",
+)
 # functions that return a structure, and values in it that are the same in all these versions
 DEFAULTS: dict[str, dict[str, object]] = {
     "llama_context_default_params": {
@@ -33,7 +37,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
 # bytes; more than any of these structures
 _ROOM = 4096
 # here the caller passes the place of a returned structure as the first argument
-PLACE_FIRST = platform.machine().lower() in ("x86_64", "amd64")
+PLACE_FIRST: bool = platform.machine().lower() in ("x86_64", "amd64")
 
 
 def misfit(binding: Any, place_first: bool = PLACE_FIRST) -> str:

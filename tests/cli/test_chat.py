@@ -709,6 +709,7 @@ def test_the_chat_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
         chats.begin()
         chats.write([{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}], "m", {})  # fmt: skip
     assert [one.title for one in chats.newest()] == ["4", "3", "2"]
+    assert [one.updated for one in chats.newest()] == [0, 0, 10**9]
 
 
 def test_chats_are_in_the_order_of_their_last_answers(tmp_path, monkeypatch):

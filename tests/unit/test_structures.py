@@ -33,6 +33,8 @@ def test_the_binding_of_this_environment_fits():
 
 def test_it_fits_where_sizes_cannot_be_seen():
     assert structures.misfit(C, place_first=False) == ""
+    longer = with_members([*REAL._fields_, WIDE])
+    assert structures.misfit(longer, place_first=False) == "", "one that was appended"
 
 
 @pytest.mark.skipif(not structures.PLACE_FIRST, reason="sizes are seen on x86-64 only")
