@@ -517,7 +517,7 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
     texts: list[tuple[int, ...]] = []
     answers: list[Completion] = []
     for conversation, sampling in zip(work.conversations, work.samplings, strict=True):
-        now = list(_converse(llm, conversation, sampling, speculation))
+        now = list(converse(llm, conversation, sampling, speculation))
         texts.append(tuple(token for answer in now for token in answer.tokens))
         answers += now
     plain = work.texts.setdefault(round_, texts)  # plain decoding runs first in each round
@@ -541,7 +541,7 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
     )
 
 
-def _converse(
+def converse(
     llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation
 ) -> Iterator[Completion]:
     """Yield the answer to each turn; a prompt in the cache would have no prefill cost."""

@@ -118,39 +118,39 @@ def _run(run: Batch, llm: AnyLLM, defaults: LineDefaults, quiet: bool) -> int:
         if n_noted == _MOST_NOTES:
             click.echo("Note: further lines with an error are not named here.", err=True)
 
-    show = None if quiet else lambda now: line.show(_state(now))
+    show = None if quiet else lambda now: line.show(state(now))
     try:
         with line:
             end = run.run(llm, defaults, on_progress=show, on_failed=None if quiet else note)
     except KeyboardInterrupt:
-        message = f"Interrupted: {_summary(run.progress)}\nRepeat the command to continue."
+        message = f"Interrupted: {summary(run.progress)}\nRepeat the command to continue."
         click.echo(message, err=True)
         return 130
     if not quiet:
-        click.echo(_summary(end), err=True)
+        click.echo(summary(end), err=True)
     return int(end.n_failed > 0)
 
 
-def _state(now: BatchProgress) -> str:
+def state(now: BatchProgress) -> str:
     total = "" if now.n_lines is None else f" of {now.n_lines:,}"
-    left = f", {_duration(now.seconds_left)} left" if now.seconds_left is not None else ""
+    left = f", {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
     failed = f", {now.n_failed:,} failed" if now.n_failed else ""
     return f"{now.n_done:,}{total} lines{failed}, {now.tokens_per_s:,.1f} tok/s{left}"
 
 
-def _summary(end: BatchProgress) -> str:
+def summary(end: BatchProgress) -> str:
     total = "" if end.n_lines in (None, end.n_done) else f" of {end.n_lines:,}"
     before = f" ({end.n_before:,} of them before)" if end.n_before else ""
     failed = f", {end.n_failed:,} of them an error" if end.n_failed else ""
     text = f"{end.n_done:,}{total} lines have a result{before}{failed}"
     if end.n_done == end.n_before:
         return f"{text}."
-    in_time = f"{end.n_tokens:,} tokens in {_duration(end.seconds)}"
+    in_time = f"{end.n_tokens:,} tokens in {duration(end.seconds)}"
     cut = f" {end.n_cut:,} were cut at -n or a full context." if end.n_cut else ""
     return f"{text}: {in_time}, {end.tokens_per_s:,.1f} tok/s.{cut}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time such as `42 s`, `7 min` or `3 h 20 min`."""
     if seconds < 100:
         return f"{seconds:.{1 if seconds < 10 else 0}f} s"

@@ -113,7 +113,7 @@ def _run(options: dict[str, Any]) -> Report:
     return report.with_useless(worst) if worst else report
 
 
-def _impossible(case: Case) -> str:
+def impossible(case: Case) -> str:
     """Return a note where drafts cannot give the speed-up: each accepted token saves one pass."""
     most = max(run.n_tokens / max(1, run.n_tokens - run.n_accepted) for run in case.adaptive.runs)
     if case.adaptive.speedup.median <= 1.2 * most:
@@ -131,7 +131,7 @@ def _show(report: Report, tables: bool) -> None:
     lines = [*wrapped(report.sentence), ""]
     lines += [
         f"{case.name:<17}{'#' * round(unit * (x := speedups[case.name])):<{bar}} {x:.2f} x"
-        f"{_impossible(case)}"
+        f"{impossible(case)}"
         for case in report.cases
     ]
     if not report.is_complete:
@@ -172,11 +172,11 @@ def _show(report: Report, tables: bool) -> None:
         rows[1].append(details)
     for columns, cells in zip(_COLUMNS, rows, strict=True):
         lines += ["", *fitted([columns.format(*row) for row in cells])]
-    lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report)]
+    lines += ["", "Tokens a second over those of plain decoding:", "", *all_ratios(report)]
     click.echo(as_called("\n".join(lines)))
 
 
-def _all_ratios(report: Report) -> list[str]:
+def all_ratios(report: Report) -> list[str]:
     rows: list[tuple[str, list[str]]] = [("setting", [case.name for case in report.cases])]
     contenders = (result.contender.name for case in report.cases for result in case.results)
     for name in dict.fromkeys(contenders):

@@ -34,7 +34,7 @@ class LlamaCommand(Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         own = super().get_params(ctx)
-        return [*own, *_foreign_options(self.name or "", _names(own))]
+        return [*own, *foreign_options(self.name or "", _names(own))]
 
     def make_parser(self, ctx: click.Context) -> Any:
         """Return the parser; that of `serve` takes `--ctx_size`, as llama-server does."""
@@ -50,7 +50,7 @@ class LlamaCommand(Command):
         return parser
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, _as_meant(args))
+        rest = super().parse_args(ctx, as_meant(args))
         _set_others(ctx)
         left_out = _left_out_for_gpu(ctx.params) if self.name == "serve" else []
         of_gpu = [*ctx.meta.get(_OF_GPU, ()), *left_out]
@@ -106,7 +106,7 @@ def _why_no_gpu() -> str:
     return why_no_gpu()
 
 
-def _as_meant(args: list[str]) -> list[str]:
+def as_meant(args: list[str]) -> list[str]:
     """Return words in which `-t 8` is `--threads 8`, as in llama.cpp: no temperature is so high.
 
     Raises:
@@ -180,7 +180,7 @@ def _each(files: str, scale: float) -> list[tuple[str, float]]:
 
 
 @functools.cache
-def _foreign_options(command: str, taken: frozenset[str]) -> list[click.Option]:
+def foreign_options(command: str, taken: frozenset[str]) -> list[click.Option]:
     """Return an option for each name that is not one of the command's own (`taken`)."""
     found: list[click.Option] = []
     refused = NOT_HERE if command == "serve" else {

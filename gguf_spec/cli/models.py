@@ -439,7 +439,7 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
     entry = store.resolve(target, models_file)
     found = [replace(one, why=in_command(one.why)) for one in store.find_drafts(entry, models_file)]
     if not as_json:
-        click.echo(as_called("\n".join(_draft_lines(target, found)).translate(CONTROL)))
+        click.echo(as_called("\n".join(draft_lines(target, found)).translate(CONTROL)))
         return
     names = ("name", "path", "fits", "gain", "measured", "declared", "why")
     listed = [
@@ -451,7 +451,7 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
     print_json(data, allow_nan=True)
 
 
-def _draft_lines(target: str, all_drafts: list[Candidate]) -> list[str]:
+def draft_lines(target: str, all_drafts: list[Candidate]) -> list[str]:
     fitting = [draft for draft in all_drafts if draft.fits]
     refused = [draft for draft in all_drafts if not draft.fits and draft.path]
     absent = Counter(draft.why for draft in all_drafts if not draft.fits and not draft.path)

@@ -194,7 +194,13 @@ S = TypeVar("S", bound="StatusLine")
 class StatusLine:
     """Line of a terminal that can be replaced, and is removed after a `with` block."""
 
-    def __init__(self, out: TextIO | None = None, *, in_pipe: bool = False) -> None:
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        *,
+        in_pipe: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Create a line on `out`, or on stderr; only a terminal other than `dumb` shows it.
 
         A dumb terminal cannot move the cursor to the start of the line. With `in_pipe` that one, a
@@ -202,7 +208,8 @@ class StatusLine:
         """
         out = out or sys.stderr
         self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
-        self._n_shown, self._in_pipe, self._told = 0, in_pipe, time.monotonic()
+        self._n_shown, self._in_pipe = 0, in_pipe
+        self._clock, self._told = clock, clock()
 
     def __enter__(self: S) -> S:
         return self
@@ -219,8 +226,8 @@ class StatusLine:
             self._out.write("\r" + text.ljust(self._n_shown))
             self._out.flush()
             self._n_shown = max(self._n_shown, len(text))
-        elif self._in_pipe and time.monotonic() - self._told >= _LINE_S:
-            self._told = time.monotonic()
+        elif self._in_pipe and self._clock() - self._told >= _LINE_S:
+            self._told = self._clock()
             click.echo(text, err=True)
 
     def remove(self) -> None:
@@ -249,8 +256,8 @@ class LateBar(StatusLine):
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(out)
-        self._clock, self._since, self._percent = clock, clock(), -1
+        super().__init__(out, clock=clock)
+        self._since, self._percent = self._told, -1
         self._is_over, self._lock = threading.Event(), threading.Lock()
 
     def begin(self, n_tokens: int, token_s: float = 0.0) -> None:

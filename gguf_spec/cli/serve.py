@@ -209,7 +209,7 @@ def serve(quiet: bool, **options: Any) -> int:
     options["ctx"] = options["ctx"] or None  # 0 is the length of the training, to which it grows
     limit, ctx_max = options["max_tokens_limit"], options["ctx_max"]
     if file := options["api_key_file"]:
-        options["api_key"] = _key_of(file, options["api_key"])
+        options["api_key"] = key_of(file, options["api_key"])
     if ctx_max is not None and ctx_max < (options["ctx"] or LONG_CTX):
         why = ", the value of --ctx" if options["ctx"] else " without --ctx"
         least = f"at least {options['ctx'] or LONG_CTX}{why}"
@@ -226,7 +226,7 @@ def serve(quiet: bool, **options: Any) -> int:
     from ..server import listen
 
     with (
-        _end_in(settings.grace + _PATIENCE_S) as end,
+        end_in(settings.grace + _PATIENCE_S) as end,
         listen(settings) as listener,  # a port that is in use is told before the models are loaded
         _pool(options, speculation) as pool,
         server_type(pool, settings, listener) as server,
@@ -240,7 +240,7 @@ def serve(quiet: bool, **options: Any) -> int:
 
 
 @contextmanager
-def _end_in(seconds: float) -> Iterator[Callable[[], None]]:
+def end_in(seconds: float) -> Iterator[Callable[[], None]]:
     """Yield a function after which the process ends in some seconds, unless the block ends before.
 
     The process ends even if a thread never releases the lock of Python.
@@ -309,7 +309,7 @@ def _names(options: dict[str, Any]) -> list[str | None]:
     return names
 
 
-def _key_of(file: Path, given: str | None) -> str:
+def key_of(file: Path, given: str | None) -> str:
     """Return the key in a file.
 
     Raises:

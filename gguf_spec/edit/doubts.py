@@ -160,7 +160,7 @@ def _record_lists(
 
 def _are_named(hunks: Sequence[Hunk], reading: Reading) -> bool:
     """Return whether at each of several places a named address gave way to the one that is new."""
-    values = [one for one in _new_values(reading.instruction) if _is_address(one)]
+    values = [one for one in new_values(reading.instruction) if _is_address(one)]
     rest = without(reading.instruction, values)
     asked = {one for one in words_of(rest) - COMMON if not one[0].isdigit()}
     for hunk in hunks:
@@ -688,7 +688,7 @@ def _not_written(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         for which in ("old", "new")
     )
     whole = "\n".join(reading.lines)
-    values = [*_new_values(reading.instruction)]
+    values = [*new_values(reading.instruction)]
     if not old.strip():  # a quoted text is new, or it says where
         found = (next(filter(None, one.groups())) for one in QUOTED.finditer(reading.instruction))
         values += [one for one in found if _folded(one) not in _folded(whole)]
@@ -698,7 +698,7 @@ def _not_written(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     return []
 
 
-def _new_values(instruction: str) -> Iterator[str]:
+def new_values(instruction: str) -> Iterator[str]:
     """Yield the texts, addresses and numbers that an instruction names as new ones."""
     text = instruction[:2000]
     for found in _NEW_VALUE.finditer(text):

@@ -64,12 +64,8 @@ _LETTER = re.compile(
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
 # code points that no text contains
 NEVER = ((0, 0), (0xD800, 0xDFFF))
-# stack entries created for one position; about a second
-_MAX_WORK = 1_000_000
-# of these, entries between two calls of `Automaton.rest`; about 1 ms
+# stack entries between two calls of `Automaton.rest`; about 1 ms
 _UNTIL_REST = 1000
-# stack entries in the cache
-_MAX_CACHE = 500_000
 
 # Entries: node + number of repetitions so far * number of nodes. The top is last.
 Stack = tuple[int, ...]
@@ -405,7 +401,10 @@ class Known:
         cached: Stack entries in it.
     """
 
-    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+    def __init__(
+        self, lock: AbstractContextManager[object] | None = None, most: int = 500_000
+    ) -> None:
+        """Create an empty one, which is full with more than `most` stack entries."""
         self.states: list[State] = []
         self.rows: dict[int, tuple[array[int], int]] = {}
         self.addresses: NDArray[np.int64] = np.zeros(256, dtype=np.int64)
@@ -413,18 +412,19 @@ class Known:
         self.alike: dict[Hashable, tuple[tuple[int, int, tuple[int, ...]], ...]] = {}
         self.refused: int = 0
         self.cached: int = 0
+        self.most: int = most
         self._numbers: dict[State, int] = {}
         self._lock = lock or nullcontext()
         self._next: Known | None = None
 
     @property
     def is_full(self) -> bool:
-        return self.cached > _MAX_CACHE
+        return self.cached > self.most
 
     def next(self) -> Known:
         """Return the one that replaces it."""
         with self._lock:
-            self._next = self._next or Known(self._lock)
+            self._next = self._next or Known(self._lock, self.most)
             return self._next
 
     def number(self, state: State) -> int:
@@ -456,10 +456,12 @@ class Automaton:
         start: State at the start of a text.
         known: Numbered states and their rows.
         work: Stack entries for what was used since the last call of `reset_budget`.
+        most_work: Most of them; about a second.
         rest: Called again and again during long work.
     """
 
     work: int
+    most_work: int = 1_000_000
 
     def __init__(
         self, gbnf: str, read_token: Callable[[str], int], known: Known | None = None
@@ -537,7 +539,7 @@ class Automaton:
 
     def _check_work(self) -> None:
         """Rest from time to time; refuse the grammar if the work is too much."""
-        if self.work > _MAX_WORK:
+        if self.work > self.most_work:
             raise refused(
                 self._gbnf, "too many ways to read the same text, or too many nested rules"
             )

@@ -128,7 +128,7 @@ _SMALL_FORMATS = {
     "email": rf"{_LOCAL}@{_SMALL_LABEL}(\.{_SMALL_LABEL})+",
 }
 # values of `format` that every text, or number, fulfils: they speak about its display or its use
-_FREE_FORMATS = {
+FREE_FORMATS: set[str] = {
     "binary", "password", "path", "file-path", "directory-path", "textarea", "multiline", "text",
     "float", "double", "decimal", "number",
 }  # fmt: skip
@@ -153,16 +153,16 @@ _FREE: dict[str, tuple[Any, ...]] = {
     "not": (False,), "uniqueItems": (False,), "patternProperties": ({},),
     "propertyNames": (True, {}, {"type": "string"}), "dependencies": ({},),
     "dependentRequired": ({},), "dependentSchemas": ({},), "unevaluatedItems": (True, {}),
-    "unevaluatedProperties": (True, {}), "format": (*_FREE_FORMATS,), "nullable": (False,),
+    "unevaluatedProperties": (True, {}), "format": (*FREE_FORMATS,), "nullable": (False,),
 }  # fmt: skip
 # keywords that no grammar follows
-_UNSUPPORTED = (
+UNSUPPORTED: tuple[str, ...] = (
     "if", "contains", "dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef",
     "$recursiveRef", "contentMediaType",
 )  # fmt: skip
 # all keywords that are not ignored
-_KEYWORDS = {
-    "$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", "not", *_UNSUPPORTED
+KEYWORDS: set[str] = {
+    "$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", "not", *UNSUPPORTED
 }.union(*KINDS.values())  # fmt: skip
 # keyword of a bound -> test of a value, or of its length, against the bound
 _TESTS = {
@@ -327,7 +327,7 @@ def _unique(values: Iterable[Any]) -> list[Any]:
 def _reduced(schema: Any) -> dict[str, Any]:
     """Return a schema without keywords that have no effect; `const` becomes an `enum`."""
     spend(1 + len(_typed(schema, dict, "a schema")))
-    kept = {k: v for k, v in schema.items() if k in _KEYWORDS and v not in _FREE.get(k, ())}
+    kept = {k: v for k, v in schema.items() if k in KEYWORDS and v not in _FREE.get(k, ())}
     if "const" in kept:
         values = [kept.pop("const")]
         kept["enum"] = _common(kept.get("enum", values), values)
@@ -1196,7 +1196,7 @@ class _Converter:
         for key in ("anyOf", "oneOf"):
             if key in keywords:
                 return self._either(self._parts(keywords, key), key)
-        for key in _UNSUPPORTED:
+        for key in UNSUPPORTED:
             if key in keywords:
                 for value in _many(keywords.pop(key)):
                     self.drop(key, value, "no grammar follows it")
@@ -1282,7 +1282,7 @@ class _Converter:
             for one in _many(schema[key]) if key in schema else ():
                 if isinstance(one, str) and one in _FORMATS:
                     patterns.append((key, one, f"^({_FORMATS[one]})$"))
-                elif one not in _FREE_FORMATS:
+                elif one not in FREE_FORMATS:
                     self.drop(key, one, f"this {key} is unknown")
         others = _many(schema["not"]) if "not" in schema else []
         if not (patterns or others):

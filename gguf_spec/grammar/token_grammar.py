@@ -18,14 +18,12 @@ from ..vocabulary import Vocabulary, common
 from .automaton import Automaton, Known, State
 
 # recent positions whose states are cached
-_KEPT = 2 * K_MAX + 2
-# Stack entries that are kept of all grammars of a model.
-_MOST_KNOWN = 1_000_000
+KEPT = 2 * K_MAX + 2
 # States that differ by counts alone, whose masks others are made from: their number; bytes that
 # two states accept alike where it is of use, and where one of them is enough.
 _MOST_ALIKE, _LEAST_ALIKE, _MUCH_ALIKE = 16, 2, 12
-# Work for a mask, and for all masks of a grammar that took more.
-_MASK_WORK, _MOST_REFUSED = 20_000, 100_000
+# Work for all masks of a grammar that took too much.
+_MOST_REFUSED = 100_000
 
 
 class TokenTree(Protocol):
@@ -45,7 +43,7 @@ MakeTree = Callable[[bytes, NDArray[np.int64], NDArray[np.int32]], TokenTree]
 """(sorted texts, the end of each one, their tokens) -> the tree"""
 
 
-class _Pieces:
+class Pieces:
     """The bytes of all tokens of a vocabulary, concatenated, and grammars that were used with it.
 
     Attributes:
@@ -54,17 +52,24 @@ class _Pieces:
         ends: Where each token ends.
         first: First byte of a token; 256 for none.
         is_end: Whether a token ends a generation.
+        grammars: What is known of each grammar; the last one was used last.
+        most_known: Stack entries that are kept of all grammars, about.
     """
 
     def __init__(self, model: Vocabulary) -> None:
         self._texts = [model.piece(token) for token in range(model.n_vocab)]
-        self.flat = np.frombuffer(b"".join(self._texts), np.uint8)
-        self.ends = np.cumsum([len(text) for text in self._texts], dtype=np.int64)
-        self.begins = np.concatenate(([0], self.ends[:-1]))
-        self.first = np.array([text[0] if text else 256 for text in self._texts], dtype=np.int64)
-        self.is_end = np.zeros(model.n_vocab, dtype=np.bool_)
+        self.flat: NDArray[np.uint8] = np.frombuffer(b"".join(self._texts), np.uint8)
+        self.ends: NDArray[np.int64] = np.cumsum(
+            [len(text) for text in self._texts], dtype=np.int64
+        )
+        self.begins: NDArray[np.int64] = np.concatenate(([0], self.ends[:-1]))
+        self.first: NDArray[np.int64] = np.array(
+            [text[0] if text else 256 for text in self._texts], dtype=np.int64
+        )
+        self.is_end: NDArray[np.bool_] = np.zeros(model.n_vocab, dtype=np.bool_)
         self.is_end[[*model.ends]] = True
-        self._known: dict[str, Known] = {}
+        self.grammars: dict[str, Known] = {}
+        self.most_known: int = 1_000_000
         self._tree: TokenTree | None = None
         self._sizes = self.ends - self.begins
         self.longest = int(self._sizes.max(initial=0))
@@ -91,12 +96,12 @@ class _Pieces:
     def known(self, gbnf: str) -> Known:
         """Return what is known of a grammar; the one that was not used for longest is forgotten."""
         with _lock:
-            known = self._known.pop(gbnf, None) or Known(Lock())
+            known = self.grammars.pop(gbnf, None) or Known(Lock())
             while known.is_full:
                 known = known.next()
-            self._known[gbnf] = known
-            while len(self._known) > 1 and _size(self._known) > _MOST_KNOWN:
-                del self._known[next(iter(self._known))]
+            self.grammars[gbnf] = known
+            while len(self.grammars) > 1 and _size(self.grammars) > self.most_known:
+                del self.grammars[next(iter(self.grammars))]
             return known
 
 
@@ -106,14 +111,14 @@ def _size(known: Mapping[str, Known]) -> int:
 
 _lock = Lock()
 # pieces of the loaded models
-_pieces: WeakKeyDictionary[Vocabulary, _Pieces] = WeakKeyDictionary()
+_pieces: WeakKeyDictionary[Vocabulary, Pieces] = WeakKeyDictionary()
 
 
-def _pieces_of(model: Vocabulary) -> _Pieces:
+def pieces_of(model: Vocabulary) -> Pieces:
     """Return the pieces of a model; the first call takes some time."""
     model.is_end(0)  # raises ClosedError
     pieces = _pieces.get(model)
-    return pieces or _pieces.setdefault(model, _Pieces(model))
+    return pieces or _pieces.setdefault(model, Pieces(model))
 
 
 def _read_token(model: Vocabulary, word: str) -> int:
@@ -129,7 +134,14 @@ class Grammar:
     """A GBNF grammar over a model's vocabulary, which gives the allowed next tokens.
 
     A state depends only on the history, so drafted tokens can be checked and rolled back.
+
+    Attributes:
+        automaton: The automaton of its bytes.
+        states: States by the number of tokens of the answer; those of the last `KEPT` positions.
+        mask_work: Most work for a mask.
     """
+
+    mask_work: int = 20_000
 
     def __init__(self, model: Vocabulary, gbnf: str, n_prompt: int, prefill: str = "") -> None:
         """Parse a grammar.
@@ -143,9 +155,10 @@ class Grammar:
             InvalidOptionError: The grammar is invalid or rejects `prefill`.
             ClosedError: The model is closed.
         """
-        self._model, self._n_prompt, self._pieces = model, n_prompt, _pieces_of(model)
+        self._model, self._n_prompt, self._pieces = model, n_prompt, pieces_of(model)
         known = self._pieces.known(gbnf)
-        self._automaton = automaton = Automaton(gbnf, partial(_read_token, model), known)
+        self.automaton: Automaton = Automaton(gbnf, partial(_read_token, model), known)
+        automaton = self.automaton
         at = automaton.read(
             automaton.number(automaton.start), prefill.encode("utf-8", errors="surrogatepass")
         )
@@ -154,8 +167,7 @@ class Grammar:
         self._tree: TokenTree | None = None
         # answer of the last call
         self._path: list[int] = []
-        # number of tokens of the answer -> state
-        self._states: dict[int, State] = {0: automaton.states[at]}
+        self.states: dict[int, State] = {0: automaton.states[at]}
 
     def allowed(self, history: Sequence[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of `ids`, shape `(n,)`, may follow `history`: prompt and answer so far.
@@ -165,17 +177,17 @@ class Grammar:
                 derivations.
         """
         state, pieces = self._state(history[self._n_prompt :]), self._pieces
-        at, first = self._automaton.number(state), pieces.first[ids]
-        row = np.array([*self._automaton.row(at), -1])
+        at, first = self.automaton.number(state), pieces.first[ids]
+        row = np.array([*self.automaton.row(at), -1])
         found = row[first] >= 0
         rest = ids[found]
         if len(rest) > 200:
-            found[found] = self._automaton.read_many(
+            found[found] = self.automaton.read_many(
                 at, pieces.flat, pieces.begins[rest], pieces.ends[rest]
             )
         else:
             found[found] = [
-                self._automaton.read(at, self._model.piece(token)) >= 0 for token in rest.tolist()
+                self.automaton.read(at, self._model.piece(token)) >= 0 for token in rest.tolist()
             ]
         return self._whole(state, found, ids)
 
@@ -185,7 +197,7 @@ class Grammar:
         This is fast to compute and contains all allowed tokens and some others.
         """
         state = self._state(history[self._n_prompt :])
-        row = np.array([*self._automaton.row(self._automaton.number(state)), -1])
+        row = np.array([*self.automaton.row(self.automaton.number(state)), -1])
         return self._whole(
             state, (row >= 0)[self._pieces.first], np.arange(len(self._pieces.first))
         )
@@ -225,21 +237,21 @@ class Grammar:
         return found
 
     def _mask_of(self, state: State) -> bytes | None:
-        automaton, tree = self._automaton, self._tree
+        automaton, tree = self.automaton, self._tree
         known, at = automaton.known, automaton.number(state)
         if tree and at not in known.masks and known.refused < _MOST_REFUSED:
             known.masks[at] = self._make_mask(tree, at)
         return known.masks.get(at)
 
     def _make_mask(self, tree: TokenTree, at: int) -> bytes | None:
-        automaton, pieces = self._automaton, self._pieces
+        automaton, pieces = self.automaton, self._pieces
         known = automaton.known
         alike, n_alike = self._mask_alike(at)
         if alike and n_alike >= pieces.longest:
             return alike
-        found = tree.accepted(automaton, at, _MASK_WORK, n_alike)
-        if not found or sum([known.rows[one][1] for one in found[1]]) > _MASK_WORK:
-            known.refused += _MASK_WORK
+        found = tree.accepted(automaton, at, self.mask_work, n_alike)
+        if not found or sum([known.rows[one][1] for one in found[1]]) > self.mask_work:
+            known.refused += self.mask_work
             return None
         bits = np.zeros(len(pieces.is_end) + 7 >> 3, np.uint8)
         bits[: len(found[0])] = found[0]
@@ -255,7 +267,7 @@ class Grammar:
         That of a string of 60 characters at most, for example, behind two of them and behind ten:
         tokens of more bytes than characters are left can differ. None and 0 without one.
         """
-        known, automaton = self._automaton.known, self._automaton
+        known, automaton = self.automaton.known, self.automaton
         counted = automaton.without_counts(at)
         if not counted:
             return None, 0
@@ -273,7 +285,7 @@ class Grammar:
     def _with_named(self, state: State, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return what `_whole` does, of the bits of all tokens."""
         pieces = self._pieces
-        if any(True for _ in self._automaton.tokens(state)):
+        if any(True for _ in self.automaton.tokens(state)):
             n_vocab = len(pieces.is_end)
             found = np.unpackbits(bits, count=n_vocab, bitorder="little").view(np.bool_)
             return np.packbits(self._whole(state, found, np.arange(n_vocab)), bitorder="little")
@@ -284,20 +296,20 @@ class Grammar:
 
     def rest_by(self, rest: Callable[[], object]) -> None:
         """Call `rest` again and again during long work from now on."""
-        self._automaton.rest = rest
+        self.automaton.rest = rest
 
     def _whole(
         self, state: State, found: NDArray[np.bool_], ids: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Add the tokens that a grammar names, and the tokens that end a generation."""
-        for _, token, wanted in self._automaton.tokens(state):
+        for _, token, wanted in self.automaton.tokens(state):
             found |= (ids == token) == wanted
         # no stack is empty in the middle of a character
         found[self._pieces.is_end[ids]] = () in state[0]
         return found
 
     def _state(self, answer: Sequence[int]) -> State:
-        states, answer = self._states, list(answer)
+        states, answer = self.states, list(answer)
         shared = common(answer, self._path)
         if shared < len(answer):
             for depth in [d for d in states if d > shared]:
@@ -310,16 +322,16 @@ class Grammar:
         for token in answer[depth:]:
             state, depth = self._accept(state, token), depth + 1
             states[depth] = state
-            states.pop(max(depth - _KEPT, 0) or -1, None)
-        self._automaton.reset_budget()
+            states.pop(max(depth - KEPT, 0) or -1, None)
+        self.automaton.reset_budget()
         return state
 
     def _accept(self, state: State, token: int) -> State:
-        self._automaton.reset_budget()
+        self.automaton.reset_budget()
         if self._pieces.is_end[token]:
             after = state if () in state[0] else None
         else:
-            after = self._automaton.after_token(state, token, self._model.piece(token))
+            after = self.automaton.after_token(state, token, self._model.piece(token))
         if after is None:
             raise OffGrammarError(token)
         return after

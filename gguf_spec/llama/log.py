@@ -12,7 +12,7 @@ import collections
 import ctypes
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..errors import (
@@ -61,7 +61,7 @@ class Log:
 
 def keep_lines() -> None:
     """Keep all warnings and errors from now on, for the time in which a model is loaded."""
-    C.llama_log_set(_lines_callback, None)
+    C.llama_log_set(lines_callback, None)
 
 
 def add_lines(lines: Iterable[str]) -> None:
@@ -75,7 +75,7 @@ def callback_of(loading: bool) -> Any:
     Args:
         loading: As with `keep_lines`, otherwise as with `keep_last`.
     """
-    return _lines_callback if loading or verbose.is_set() else _last_callback
+    return lines_callback if loading or verbose.is_set() else last_callback
 
 
 def keep_last() -> None:
@@ -83,7 +83,7 @@ def keep_last() -> None:
 
     With `verbose`, the whole log is written to stderr instead.
     """
-    C.llama_log_set(_lines_callback if verbose.is_set() else _last_callback, None)
+    C.llama_log_set(lines_callback if verbose.is_set() else last_callback, None)
 
 
 def _text(line: bytes) -> str:
@@ -98,10 +98,10 @@ def _keep_line(level: int, line: bytes, _data: object) -> None:
 
 
 # kept here, as llama.cpp calls them until the process ends
-_lines_callback = C.llama_log_callback(_keep_line)
+lines_callback: Callable[..., object] = C.llama_log_callback(_keep_line)
 # llama.cpp's third argument is left out: the caller passes it in a register, which is not read
 _dict_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)(_last.__setitem__)
-_last_callback = ctypes.cast(_dict_callback, C.llama_log_callback)
+last_callback: Callable[..., object] = ctypes.cast(_dict_callback, C.llama_log_callback)
 
 log: Log = Log()
 

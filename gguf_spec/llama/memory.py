@@ -554,7 +554,7 @@ def read_files(models: Models) -> list[tuple[Header, ContextOptions]]:
         Header and options of each model, in their order.
     """
     mapped = [*models]
-    if not in_use().name or not _has_large_pages():
+    if not in_use().name or not has_large_pages():
         return mapped
     read = [
         (header, replace(options, placement=replace(options.placement, mmap=False)))
@@ -578,7 +578,7 @@ def _may_be_read(header: Header, options: ContextOptions) -> bool:
     return header.file_bytes - _copies(header, options)[1] >= _LEAST_READ
 
 
-def _has_large_pages() -> bool:
+def has_large_pages() -> bool:
     """Return whether the system gives large pages to a program that asks for them."""
     try:
         return "[never]" not in _LARGE_PAGES.read_text()

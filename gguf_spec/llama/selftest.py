@@ -124,7 +124,7 @@ def _products(
     random: np.random.Generator, kind: int, n_columns: int, length: int
 ) -> Iterator[Operation]:
     """Yield products with plain weights, with experts, and with repacked weights if they exist."""
-    tensors, name = Tensors(1 << 22), _type_name(kind)
+    tensors, name = Tensors(1 << 22), type_name(kind)
     # rows of very different sizes
     scales = np.float32(10.0) ** random.integers(-3, 3, (_MOST, 1)).astype(np.float32)
     inputs = scales * random.standard_normal((_MOST, length), dtype=np.float32)
@@ -179,7 +179,7 @@ def _attentions(random: np.random.Generator, kind: int, length: int) -> Iterator
         copies.append(tensors.new(_F32, shape, numbers.tobytes()))
     queries = random.standard_normal((_HEADS, _MOST, length), dtype=np.float32)
     for variant in _VARIANTS:
-        name = f"attention with a cache of {_type_name(kind)}"
+        name = f"attention with a cache of {type_name(kind)}"
         rows, reference = (partial(_attended, queries, two, variant) for two in (cache, copies))
         yield Operation(name, True, rows, reference)
 
@@ -230,7 +230,7 @@ def _repack(tensors: Tensors, tensor: int, data: bytes) -> bool:
     return True
 
 
-def _type_name(kind: int) -> str:
+def type_name(kind: int) -> str:
     return str(call("ggml_type_name", kind, result=ctypes.c_char_p).decode())
 
 

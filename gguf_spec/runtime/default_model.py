@@ -52,7 +52,7 @@ def default_model(models_file: str | Path | None = None) -> DefaultModel:
     """
     known = entries(models_file)
     default = known[DEFAULT]
-    least = _least_bytes(default)
+    least = least_bytes(default)
     found: list[tuple[Entry, Path]] = []  # the models of models files, then those of others
     for entry in known.values():
         path = download.find(entry) if entry.name != DEFAULT else None
@@ -108,7 +108,7 @@ def chosen_model(
     return chosen
 
 
-def _least_bytes(default: Entry) -> int:
+def least_bytes(default: Entry) -> int:
     """Return the size that a better model exceeds."""
     return default.size_bytes or 0
 

@@ -253,7 +253,7 @@ def _read(given: dict[str, Any]) -> LoadOptions:
     file = ModelFile(local(entry), may_embed=True)
     with curable(entry):
         _ = file.header
-    text = None if reference is None else _read_reference(Path(reference))
+    text = None if reference is None else read_reference(Path(reference))
     if (rpc := given["rpc"]) not in ((), []):
         plugin("workers").parse_workers(rpc)
     options, of_draft = context_options(**given)
@@ -550,7 +550,7 @@ def _suffixes(target: CachedSequence, text: str) -> SuffixAutomaton:
     return suffixes
 
 
-def _read_reference(path: Path) -> str:
+def read_reference(path: Path) -> str:
     try:
         return read_text(path)
     except (OSError, ValueError) as error:

@@ -49,7 +49,7 @@ T = TypeVar("T")
 # Seconds between two looks of a thread that waits for its turn.
 _TURN_POLL_S = 0.1
 # Chunks that a stream holds before its request waits for its reader.
-_MOST_UNREAD = 64
+MOST_UNREAD = 64
 # Seconds of one wait for a chunk.
 _WAIT_S = 0.25
 # Seconds between two searches for streams without a reader.
@@ -148,7 +148,7 @@ class QueuedRequest:
         self.task: Task[CachedSequence] | None = None
         self.has_ended = False
         self._out: SimpleQueue[Chunk | Ended] = SimpleQueue()
-        self._listener = Listener(self._out.put, lambda: self._out.qsize() >= _MOST_UNREAD)
+        self._listener = Listener(self._out.put, lambda: self._out.qsize() >= MOST_UNREAD)
         self._error: BaseException | None = None
 
     @property

@@ -55,8 +55,7 @@ from .background import Background
 from .connections import REFUSAL
 from .documents import Documents
 from .edit import EditRun
-from .events import Done, ErrorEvent, Event, Sent
-from .jobs import JOB, Job
+from .jobs import JOB, Done, ErrorEvent, Event, Job, Sent
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
@@ -86,8 +85,6 @@ if TYPE_CHECKING:
 
 # A task gets the model, and a function that it calls often: it raises if the task is cancelled.
 Task = Callable[["LLM", Callable[..., None]], Any]
-# Seconds without a step, at least, after which a request no longer waits for its first event.
-STILL_S = 60.0
 _CODE = "gguf_spec.code"  # key of a request's scope: why it was refused, for the log
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
 # Beginnings of paths, which clients also send twice or before another one.
@@ -189,14 +186,14 @@ class App:
         self._settings, self._origins = settings, settings.origins
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token: str = secrets.token_urlsafe(24)
-        self.worker: Worker = Worker(self._pool, settings.queue, self._totals)
+        self.worker: Worker = Worker(self._pool, settings, self._totals)
         self._ends = False
-        self._bodies = BodyReader(settings, lambda: self._ends)
-        self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
+        self.bodies: BodyReader = BodyReader(settings, lambda: self._ends)
+        self._models = ModelRoutes(self._pool, self.worker, settings, self.bodies, self._since)
         self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
         self._writing = asyncio.Lock()
         self._documents = Documents(settings, lambda: self._ends)
-        self.tools: ToolRoutes = ToolRoutes(settings, self._bodies)
+        self.tools: ToolRoutes = ToolRoutes(settings, self.bodies)
         self._misjoined: set[str] = set()  # paths of routes that clients have addressed wrongly
         self._asgi = self._make()
 
@@ -217,7 +214,7 @@ class App:
                 Route(path, partial(self._run_task, route), methods=["POST"])
                 for path, route in EMBEDDING_ROUTES.items()
             ),
-            *ollama_routes(self._pool, self._models, self._bodies),
+            *ollama_routes(self._pool, self._models, self.bodies),
             *self._models.routes,
             self._documents.route,
             *self.tools.routes,
@@ -392,10 +389,10 @@ class App:
     # ---- completions
 
     async def _complete(self, api: ApiFormat, request: Request) -> Response:
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, parse, body)
+        body = await self.bodies.receive(request)
+        data = await self.bodies.convert(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        loads = await self._bodies.convert(body, api.load, data) if api.load else None
+        loads = await self.bodies.convert(body, api.load, data) if api.load else None
         self._pool.keep(model, kept_seconds(data) if api.load else None)
         if loads:
             name = model.id
@@ -404,7 +401,7 @@ class App:
             return JSONResponse({"model": name, **loads})
         limits = self._pool.speculation, self._settings.max_tokens
         n_more = LARGE if api.refers else 0
-        parsed = await self._bodies.convert(body, api.read, data, *limits, n_more=n_more)
+        parsed = await self.bodies.convert(body, api.read, data, *limits, n_more=n_more)
         if api.reply is None:
             return await self._edit(request, model, parsed)
         parsed = await self._with_grammar(request, model, parsed)
@@ -442,7 +439,7 @@ class App:
     async def _edit(
         self, request: Request, model: ServedModel, parsed: CompletionRequest
     ) -> Response:
-        run = EditRun(parsed, partial(self._apart, request))
+        run = EditRun(parsed, partial(self._apart, request, self._settings.limits.plan_s))
         if (found := await run.answer_at_once()) is not None:
             return Response(found, media_type="application/json")
         job = Job(model, run.request)
@@ -490,7 +487,8 @@ class App:
 
         No step within a time limit means that a file or a device does not answer.
         """
-        seconds = self._settings.limit_s and max(self._settings.limit_s, STILL_S)
+        limit_s = self._settings.limit_s
+        seconds = limit_s and max(limit_s, self._settings.limits.still_s)
         while True:
             n_steps = self.worker.n_steps
             try:
@@ -527,7 +525,7 @@ class App:
         def read(data: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
             return route.body.read(data, ""), kept_seconds(data) if route.keeps else None
 
-        data, kept_s = await self._bodies.read(request, read)
+        data, kept_s = await self.bodies.read(request, read)
         began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
         self._pool.keep(model, kept_s)
@@ -541,7 +539,7 @@ class App:
 
     async def _share(self, request: Request) -> Response:
         """Answer a command of this user; its texts are not limited by the settings."""
-        data = await self._bodies.read(request, dict)
+        data = await self.bodies.read(request, dict)
         model = self._models.find(data.get("model"), any_model=False)
 
         def work(llm: LLM) -> Work[None]:

@@ -28,10 +28,6 @@ from .settings import Settings
 from .streams import JsonAnswer, PatientStream
 from .worker import Worker
 
-# Seconds for which an answer is kept that nobody reads.
-KEPT_S = 60.0
-# Answers that are kept, and bytes of their events.
-MOST, MOST_BYTES = 64, 64 << 20
 _MOST_AT_ONCE = 64  # events that are sent at once
 _END = b"\n\n"  # of an event
 # Returns the reply to a request and the bytes of its events, once the first one is there.
@@ -60,8 +56,9 @@ class Background:
 
     def check(self) -> None:
         """Refuse a further answer where as many as may be are running."""
-        if sum(not one.is_over for one in self._kept.values()) >= MOST:
-            fact = f"{MOST} responses are running in the background. Try again later."
+        most = self._settings.limits.kept
+        if sum(not one.is_over for one in self._kept.values()) >= most:
+            fact = f"{most} responses are running in the background. Try again later."
             raise ApiError(fact, None, "too_many_responses", 429, {"Retry-After": "5"})
 
     def begin(
@@ -101,11 +98,12 @@ class Background:
 
     def _make_room(self) -> None:
         """Forget answers that have ended, the oldest first, and end the largest one."""
-        while sum(one.n_bytes for one in self._kept.values()) > MOST_BYTES:
+        most = self._settings.limits.kept_bytes
+        while sum(one.n_bytes for one in self._kept.values()) > most:
             ended = next((one for one in self._kept.values() if one.is_over), None)
             if not ended:
                 largest = max(self._kept.values(), key=lambda one: one.n_bytes)
-                fact = f"The answers in the background have more than {MOST_BYTES:,} bytes."
+                fact = f"The answers in the background have more than {most:,} bytes."
                 largest.job.fail(ApiError(fact, None, "response_too_large", 503))
                 return
             del self._kept[ended.id]
@@ -118,7 +116,9 @@ class Background:
             one.timer.cancel()
             one.timer = None
         if not one.n_readers:
-            one.timer = asyncio.get_running_loop().call_later(KEPT_S, self._give_up, one)
+            one.timer = asyncio.get_running_loop().call_later(
+                self._settings.limits.kept_s, self._give_up, one
+            )
 
     def _give_up(self, one: _Answer) -> None:
         if one.is_over:
@@ -164,7 +164,8 @@ class Background:
             return await asyncio.to_thread(JsonAnswer, now)
         if not one:
             self._store.get(id_, "id")
-            fact = f"must be false: only what was asked for in the background, {KEPT_S:g} s before "
+            kept_s = self._settings.limits.kept_s
+            fact = f"must be false: only what was asked for in the background, {kept_s:g} s before "
             raise invalid_value("stream", f"{fact}at the most, has its events.")
         after = query.get("starting_after", "-1")
         if not (after == "-1" or (after.isascii() and after.isdecimal() and len(after) < 16)):

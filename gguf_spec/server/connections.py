@@ -22,38 +22,34 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from ..protocols.errors import ApiError
+from .settings import Settings
 from .streams import refused
 
-# Seconds for the head of a request, from the start of the connection or the end of the answer
-# before it. The same time is left for a body that was not read before its answer.
-HEAD_S = 15.0
-# Seconds between two looks at the connections, at least.
-LOOK_S = 0.5
-# Most connections; files that are kept for models, child processes and connections that are being
-# accepted; connections that are accepted at once.
-MOST, SPARE, AT_ONCE = 1000, 96, 8
+# Files that are kept for models, child processes and connections that are being accepted;
+# connections that are accepted at once.
+SPARE, AT_ONCE = 96, 8
 # Bytes that are read from a connection before others have their turn.
 _AT_A_TIME = 1 << 16
-# Parts of a body that may be of any size; beyond these, parts have this size on average.
-PARTS_MAX, PART_BYTES = 10_000, 16
+# Mean size of the parts of a body that has more of them than may be of any size.
+PART_BYTES = 16
 # Key in the ASGI scope of a request on a connection without a place: why it is refused.
 REFUSAL = "gguf_spec.refusal"
 
 
-def most_connections() -> int:
-    """Return how many connections this process can hold, with the files that are open now."""
+def most_connections(most: int) -> int:
+    """Return how many connections, up to `most`, this process can hold with its open files."""
     if sys.platform == "win32":  # 512 sockets can be waited for
-        return min(MOST, 400)
+        return min(most, 400)
     import resource
 
     limit: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
-        return MOST
+        return most
     try:
         n_open = len([*Path("/dev/fd").iterdir()])
     except OSError:
         n_open = 32
-    return min(MOST, max(8, limit - n_open - min(SPARE, limit // 4)))
+    return min(most, max(8, limit - n_open - min(SPARE, limit // 4)))
 
 
 class _Parser(h11.Connection):
@@ -61,14 +57,18 @@ class _Parser(h11.Connection):
 
     _n_parts = _n_bytes = 0
 
+    def __init__(self, most_parts: int) -> None:
+        super().__init__(h11.SERVER)
+        self._most_parts = most_parts
+
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._n_parts = self._n_bytes = 0
         elif isinstance(event, h11.Data):
             self._n_parts, self._n_bytes = self._n_parts + 1, self._n_bytes + len(event.data)
-            if self._n_parts > PARTS_MAX + self._n_bytes // PART_BYTES:
-                fact = f"The body has more than {PARTS_MAX:,} chunks of a few bytes."
+            if self._n_parts > self._most_parts + self._n_bytes // PART_BYTES:
+                fact = f"The body has more than {self._most_parts:,} chunks of a few bytes."
                 raise h11.RemoteProtocolError(fact, error_status_hint=413)
         return event
 
@@ -87,11 +87,12 @@ class Connection(H11Protocol):
     address: object = None
     since = 0.0
 
-    def __init__(self, most: int, patience: float, **given: Any) -> None:
-        """Create a connection; its client must take some data within `patience` seconds."""
+    def __init__(self, most: int, settings: Settings, **given: Any) -> None:
+        """Create a connection, one of `most`."""
         super().__init__(**given)
-        self._most, self._patience, self._n_unsent = most, patience, 0
-        self.conn: _Parser = _Parser(h11.SERVER)
+        self._most, self._n_unsent = most, 0
+        self._patience_s, self._head_s = settings.patience_s, settings.limits.head_s
+        self.conn: _Parser = _Parser(settings.limits.parts)
 
     # The attributes of the base are without types.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -132,7 +133,7 @@ class Connection(H11Protocol):
         self._n_unsent = n_unsent
         if not (is_waiting or self.is_idle):
             self.since = now_s
-        elif now_s - self.since > (self._patience if is_waiting else HEAD_S):
+        elif now_s - self.since > (self._patience_s if is_waiting else self._head_s):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
@@ -176,7 +177,11 @@ def network(client: tuple[str, int] | None) -> object:
 
 
 class LimitedUvicorn(uvicorn.Server):
-    """uvicorn with limits for its connections."""
+    """uvicorn that looks at its connections, at most each `look_s` seconds."""
+
+    def __init__(self, config: uvicorn.Config, look_s: float) -> None:
+        super().__init__(config)
+        self._look_s, self._looked_s = look_s, 0.0
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
@@ -185,7 +190,7 @@ class LimitedUvicorn(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         now_s = asyncio.get_running_loop().time()
-        if now_s - getattr(self, "_looked_s", 0.0) >= LOOK_S:
+        if now_s - self._looked_s >= self._look_s:
             self._looked_s = now_s
             for one in [*self.server_state.connections]:
                 cast("Connection", one).look(now_s)

@@ -21,17 +21,13 @@ from .streams import JsonAnswer
 from .turns import in_time
 from .uploads import BodyReader
 
-# Bytes of a document, unless bodies may have more.
-BYTES = 32 << 20
-# Characters of its text, its pages, and seconds for reading them.
-CHARS, PAGES, SECONDS = 1 << 20, 5000, 30.0
-
 
 class Documents:
     """Reads documents in a child process, one after the other."""
 
     def __init__(self, settings: Settings, is_ending: Callable[[], bool]) -> None:
-        larger = replace(settings, body_bytes=max(settings.body_bytes, BYTES))
+        most = max(settings.body_bytes, settings.limits.document_bytes)
+        larger = replace(settings, body_bytes=most)
         self._bodies, self._settings = BodyReader(larger, is_ending), settings
         self._turn, self._helper = asyncio.Lock(), Helper()
         self.route: Route = Route("/v1/documents/text", self._answer, methods=["POST"])
@@ -50,12 +46,14 @@ class Documents:
         if why := subprogram.refusal():
             raise ApiError(f"PDF files are not read here: {why}.", None, "no_pdf", 501)
 
+        limits = self._settings.limits
+        given = limits.document_s, pdf_text, body, limits.document_chars, limits.document_pages
+
         async def read() -> PdfText:
             async with self._turn:
                 if await request.is_disconnected():
                     raise client_closed()
-                call = partial(self._helper.call, SECONDS, pdf_text, body, CHARS, PAGES)
-                return await asyncio.to_thread(call)
+                return await asyncio.to_thread(partial(self._helper.call, *given))
 
         try:
             found = await in_time(read(), self._settings.limit_s)

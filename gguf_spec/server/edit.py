@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from ..edit.parts import Part
 
 T = TypeVar("T")
-# Seconds of one look at a text. Those of the largest size take a part of it.
-PLAN_S = 10.0
-# Calls a function in a child process, which is ended after `PLAN_S`; it waits for other calls.
+# Calls a function in a child process, which is ended after some time; it waits for other calls.
 Apart = Callable[..., Awaitable[Any]]
 # What a prompt needs of a plan: text, instruction, name, part, and the side of new lines.
 _Asked: TypeAlias = "tuple[str, str, str, Part | None, str]"
@@ -95,7 +93,7 @@ class EditRun:
 
     async def _cut_off(self, function: Callable[..., T], *given: object) -> T:
         try:
-            found: T = await self._apart(PLAN_S, function, *given)
+            found: T = await self._apart(function, *given)
         except HelperError as error:
             fact = f"to read it {error}. Send the part of it that changes."
             fact = f"text cannot be edited as a whole: {fact}"

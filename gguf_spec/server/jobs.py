@@ -1,4 +1,4 @@
-"""Jobs of the worker: a request with its choices, and the queue of events for its client."""
+"""Jobs of the worker: a request with its choices, its events, and their queue for its client."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ..protocols.errors import LOG, as_refusal, shutting_down, too_slow
-from ..protocols.events import ChoiceEnded, Why
+from ..protocols.errors import LOG, ApiError, as_refusal, shutting_down, too_slow
+from ..protocols.events import ChoiceEnded, ChunkEvent, PromptRead, Started, Why
 from ..protocols.fields import NOTED
 from ..protocols.fit import Choice, requests_of
 from ..protocols.request import CompletionRequest
 from ..results import Completion, Stats
-from .events import Done, ErrorEvent, Event
 from .model_pool import ServedModel
 
 if TYPE_CHECKING:
@@ -28,6 +27,36 @@ if TYPE_CHECKING:
     from ..tools.grammar import Unenforced
 
 JOB = "gguf_spec.job"  # key of the job of a request in its ASGI scope
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Event: nothing was sent for some time. It does not come from the worker."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """Event: all choices are complete, or a task has run."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Event: a part of the result of a task."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class ErrorEvent:
+    """Event: an error ended the request, before or during the answer."""
+
+    refusal: ApiError
+
+
+Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Ping | Done | Sent | ErrorEvent
 
 
 class _Inbox:

@@ -23,8 +23,7 @@ from ..protocols.openai import read_chat
 from ..protocols.request import ReadBody
 from ..protocols.schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from ..tools.families import family_of, reads_tools
-from .events import Done, ErrorEvent
-from .jobs import Job
+from .jobs import Done, ErrorEvent, Job
 from .model_pool import ModelPool, ServedModel
 from .settings import Settings
 from .streams import JsonAnswer
@@ -35,8 +34,6 @@ from .worker import Worker
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
-# Tokens that are counted or returned, if the context is smaller.
-COUNTED_MAX = 1 << 17
 Look = Callable[["LLM"], dict[str, Any]]
 # Path of a look at the prompt of a chat -> what reads its body, and whether it shows the text.
 _PROMPTS: dict[str, tuple[ReadBody, bool]] = {
@@ -185,7 +182,7 @@ class ModelRoutes:
             raise ApiError("content is required.", "content", "missing_required_parameter")
 
         def look(llm: LLM) -> dict[str, Any]:
-            most = max(llm.n_ctx, COUNTED_MAX)
+            most = max(llm.n_ctx, self._settings.limits.counted)
             try:
                 ids = llm.vocabulary.tokenize(content, special=special, start=start, most=most)
             except PromptTooLongError as error:
@@ -220,7 +217,7 @@ class ModelRoutes:
         def look(llm: LLM) -> dict[str, Any]:
             assert parsed.messages is not None
             options = parsed.reasoning.options(llm, parsed.tools)
-            most = max(llm.n_ctx, COUNTED_MAX)
+            most = max(llm.n_ctx, self._settings.limits.counted)
             try:
                 messages = seen(parsed.messages, llm)
                 ids = llm.tokenize(messages, most=most, prefill=parsed.prefill, **options)

@@ -444,7 +444,7 @@ class RemoteEngine:
     ) -> None:
         """Ask a server for a model, by its name there; `load` loads its file in this process."""
         self.url, self._server, self._model, self._load = server.url, server, model, load
-        self._loaded: LLM | None = None
+        self.loaded: LLM | None = None  # here, since the server does not answer
         self._loading, self._ended = threading.Lock(), threading.Event()
         self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
         self._is_taken = False
@@ -457,21 +457,21 @@ class RemoteEngine:
 
     def _here(self) -> LocalEngine:
         with self._loading:
-            if self._loaded is None:
-                self._loaded = self._load()
-        return self._loaded.engine
+            if self.loaded is None:
+                self.loaded = self._load()
+        return self.loaded.engine
 
     @property
     def facts(self) -> Facts:
-        return self._loaded.engine.facts if self._loaded else self._facts
+        return self.loaded.engine.facts if self.loaded else self._facts
 
     @property
     def measured(self) -> Measured:
-        return self._loaded.engine.measured if self._loaded else self._measured
+        return self.loaded.engine.measured if self.loaded else self._measured
 
     @property
     def vocabulary(self) -> Tokens:
-        return self._loaded.engine.vocabulary if self._loaded else self._tokens
+        return self.loaded.engine.vocabulary if self.loaded else self._tokens
 
     def check_generates(self) -> None:
         if not self._facts.generates:
@@ -486,7 +486,7 @@ class RemoteEngine:
         images: Sequence[GivenImage] = (),
         most: int | None = None,
     ) -> list[int]:
-        if not (self._loaded or images or has_images(prompt)):
+        if not (self.loaded or images or has_images(prompt)):
             asked = {"prompt": prompt, "form": form, "special": special, "most": most}
             with contextlib.suppress(_NotServedError):
                 found: list[int] = self._call("encode", **asked)
@@ -497,7 +497,7 @@ class RemoteEngine:
         """Begin an answer; one whose callback may end it at a token is of this process."""
         prompt = request.prompt
         is_own = request.on_token or request.images or has_images(prompt)
-        if not (self._loaded or is_own):
+        if not (self.loaded or is_own):
             report = request.on_prompt
             asked = {"request": replace(request, on_prompt=None), "reports": report is not None}
             with contextlib.suppress(_NotServedError):
@@ -517,7 +517,7 @@ class RemoteEngine:
         return self._here().restore_session(path)
 
     def _look(self, method: str, **options: Any) -> Any:
-        if not self._loaded:
+        if not self.loaded:
             with contextlib.suppress(_NotServedError):
                 return self._call(method, **options)
         return _LOOKS[method](self._here().vocabulary, **options)
@@ -585,8 +585,8 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Close what was loaded in this process."""
-        if self._loaded:
-            self._loaded.close()
+        if self.loaded:
+            self.loaded.close()
 
 
 class ServedLLM(Client[Answer]):

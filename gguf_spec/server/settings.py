@@ -14,8 +14,60 @@ from ..tool_servers import ToolServer
 
 # Seconds within which a client must take some data where answers have no time limit.
 PATIENCE_S = 600.0
-# Waiting requests; the connections of a server are as many.
+# Waiting requests.
 QUEUE = 1000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients can use up at the most, beyond what options set.
+
+    Times are in seconds.
+
+    Attributes:
+        connections: Connections; one address gets half of them.
+        head_s: For the head of a request, from the start of the connection or the end of the answer
+            before it. The same time is left for a body that was not read before its answer.
+        look_s: Between two looks at the connections, at least.
+        parts: Parts of a body that may be of any size; beyond these they have a mean size.
+        body_s: For a body, before it must keep a rate.
+        bodies_bytes: Of all bodies that are being received or wait for their conversion; a body of
+            any size may come alone.
+        waiting_bytes: Of all requests that wait, about, as they are held in memory.
+        still_s: Without a step, at least, after which a request no longer waits for its answer.
+        kept_s: For which an answer in the background is kept that nobody reads.
+        kept: Answers in the background that run at once.
+        kept_bytes: Of the events of all answers in the background.
+        document_bytes: Of a document, unless bodies may have more.
+        document_chars: Of the text of a document.
+        document_pages: Of a document.
+        document_s: For reading a document.
+        plan_s: For one look at the text of an edit. Those of the largest size take a part of it.
+        calls: Calls of tools at once, those that wait included.
+        counted: Tokens that are counted or returned, if the context is smaller.
+    """
+
+    connections: int = 1000
+    head_s: float = 15.0
+    look_s: float = 0.5
+    parts: int = 10_000
+    body_s: float = 20.0
+    bodies_bytes: int = 1 << 28
+    waiting_bytes: int = 1 << 28
+    still_s: float = 60.0
+    kept_s: float = 60.0
+    kept: int = 64
+    kept_bytes: int = 64 << 20
+    document_bytes: int = 32 << 20
+    document_chars: int = 1 << 20
+    document_pages: int = 5000
+    document_s: float = 30.0
+    plan_s: float = 10.0
+    calls: int = 16
+    counted: int = 1 << 17
+
+
+LIMITS = Limits()
 
 
 @named
@@ -101,6 +153,11 @@ class Settings:
                 message=f"other machines can reach the server at {self.host}, so it needs an API "
                 "key.",
             )
+
+    @property
+    def limits(self) -> Limits:
+        """What clients can use up at the most, beyond these settings."""
+        return LIMITS
 
     @property
     def limit_s(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -16,11 +16,8 @@ from ..protocols.messages import anthropic_error
 from ..protocols.ollama import ollama_error
 from ..protocols.replies import Reply, StreamFormat, json_parts
 from ..protocols.request import CompletionRequest
-from .events import Done, ErrorEvent, Event, Ping
+from .jobs import Done, ErrorEvent, Event, Job, Ping
 from .turns import Alarm, in_turn
-
-if TYPE_CHECKING:
-    from .jobs import Job
 
 # Headers of an answer: the keywords of its schemas that no grammar follows, and those that the
 # answer does not fulfil.

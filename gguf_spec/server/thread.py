@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class _Uvicorn(LimitedUvicorn):
     """uvicorn server that notifies the application when the shutdown begins."""
 
-    def __init__(self, config: uvicorn.Config, app: App) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, look_s: float, app: App) -> None:
+        super().__init__(config, look_s)
         self._application = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -70,11 +70,12 @@ class Server(OfOneProcess):
         self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.app: App = make_app(llm, settings)
         self.page_url: str = self.app.tools.page_url(self.url)
-        limits = most_connections(), settings.patience_s
+        limits = settings.limits
+        most = most_connections(limits.connections)
         config = uvicorn.Config(
             self.app,
             loop="asyncio",
-            http=partial(Connection, *limits),  # type: ignore[arg-type]
+            http=partial(Connection, most, settings),  # type: ignore[arg-type]
             backlog=AT_ONCE,
             ws="none",
             lifespan="off",
@@ -84,7 +85,7 @@ class Server(OfOneProcess):
             proxy_headers=False,
             timeout_graceful_shutdown=math.ceil(settings.grace) + 1,
         )
-        self._uvicorn = _Uvicorn(config, self.app)
+        self._uvicorn = _Uvicorn(config, limits.look_s, self.app)
         self._listing = contextlib.ExitStack()
         if settings.listed:
             self._listing.enter_context(listed(self.url, self.app.status_token, self.app.models))

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..tool_servers.toolbox import Toolbox
 
 LIST, CALL = "/page/tools", "/page/tools/call"
-# Calls at once, those that wait included.
-MOST = 16
 _MOST: Shape = checked(COUNT, lambda value: type(value) is int, "must be a whole number.")
 _BODY = obj({"name": TEXT, "arguments": TEXT, "most": _MOST})
 
@@ -46,8 +44,8 @@ class ToolRoutes:
             from ..tool_servers.toolbox import Toolbox
 
             self._box = Toolbox(settings.tool_servers)
-        self._threads = ThreadPoolExecutor(MOST, "gguf-spec-tools")
-        self._n_running = 0
+        self._threads = ThreadPoolExecutor(settings.limits.calls, "gguf-spec-tools")
+        self.n_running: int = 0  # calls of tools
         self.routes: list[Route] = [
             Route(LIST, self._list, methods=["POST"]),
             Route(CALL, self._call, methods=["POST"]),
@@ -111,12 +109,13 @@ class ToolRoutes:
         return JsonAnswer({"object": "tool.result", "output": text, "is_error": is_error})
 
     async def _in_thread(self, function: Callable[..., Any], *given: Any) -> Any:
-        if self._n_running >= MOST:
-            fact = f"{MOST} calls of tools are running. Try again later."
+        most = self._settings.limits.calls
+        if self.n_running >= most:
+            fact = f"{most} calls of tools are running. Try again later."
             raise ApiError(fact, None, "too_many_calls", 429, {"Retry-After": "5"})
-        self._n_running += 1
+        self.n_running += 1
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, function, *given)
         finally:
-            self._n_running -= 1
+            self.n_running -= 1

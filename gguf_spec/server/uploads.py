@@ -25,11 +25,8 @@ _CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _MOST_CODINGS, _MOST_PARTS = 3, 64
 # Key in the ASGI scope of a request: bytes that it takes in memory, about; and bytes of a value.
 N_BYTES, _VALUE_BYTES = "gguf_spec.bytes", 16
-# Seconds for a body, and the bytes that must arrive in each further second.
-BODY_S, BODY_RATE = 20.0, 4_000
-# Bytes of all bodies that are being received or wait for their conversion; a body of any size may
-# come alone.
-BODIES_MAX = 1 << 28
+# Bytes of a body that must arrive in each second after its first ones.
+BODY_RATE = 4_000
 
 
 def codings_of(headers: Iterable[str]) -> list[str]:
@@ -92,9 +89,14 @@ class BodyReader:
     several threads at once keep the interpreter from the event loop, and need memory for each.
     """
 
-    def __init__(self, settings: Settings, is_ending: Callable[[], bool]) -> None:
-        self._settings, self._is_ending = settings, is_ending
-        self._n_held = 0  # bytes of bodies that are being received
+    def __init__(
+        self,
+        settings: Settings,
+        is_ending: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._is_ending, self._clock = settings, is_ending, clock
+        self.n_held: int = 0  # bytes of bodies that are being received
         self._converting = asyncio.Lock()
 
     async def read(self, request: Request, read: Callable[[dict[str, Any]], T]) -> T:
@@ -120,18 +122,19 @@ class BodyReader:
             fact = "The body did not arrive in time."
             raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
         finally:
-            self._n_held -= sum(map(len, parts))
+            self.n_held -= sum(map(len, parts))
         if self._is_ending():
             raise shutting_down()
         request.scope[N_BYTES] = len(body) + _VALUE_BYTES * n_values(body)
         return body
 
     async def _read(self, request: Request, parts: list[bytes]) -> bytes:
-        n, most, began_s = 0, self._settings.body_bytes, time.monotonic()
+        n, most, began_s = 0, self._settings.body_bytes, self._clock()
         is_whole = False
         while not is_whole:
-            allowed_s = min(BODY_S + n / BODY_RATE, self._settings.limit_s or math.inf)
-            left_s = began_s + allowed_s - time.monotonic()
+            allowed_s = self._settings.limits.body_s + n / BODY_RATE
+            allowed_s = min(allowed_s, self._settings.limit_s or math.inf)
+            left_s = began_s + allowed_s - self._clock()
             message = await asyncio.wait_for(request.receive(), max(0.0, left_s))
             if message["type"] == "http.disconnect":
                 raise client_closed()
@@ -149,8 +152,8 @@ class BodyReader:
 
     def _hold(self, n_more: int, n: int) -> None:
         """Count bytes of a body, `n` so far; refuse it where with the others there are too many."""
-        self._n_held += n_more
-        if self._n_held > max(n, BODIES_MAX):
+        self.n_held += n_more
+        if self.n_held > max(n, self._settings.limits.bodies_bytes):
             fact = "Too many large requests are being received. Try again later."
             headers = {"Retry-After": "5", "Connection": "close"}
             raise ApiError(fact, None, "too_many_uploads", 429, headers)
@@ -168,4 +171,4 @@ class BodyReader:
             self._hold(len(body), len(body))
             return await in_turn(self._converting, n_bytes, function, *given)
         finally:
-            self._n_held -= len(body)
+            self.n_held -= len(body)

@@ -29,10 +29,10 @@ from ..protocols.fields import NOTED
 from ..protocols.request import CompletionRequest, LineReader
 from ..results import Stats, Work, go_on
 from ..tools.families import family_of
-from .events import Done, ErrorEvent
-from .jobs import Job
+from .jobs import Done, ErrorEvent, Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
+from .settings import Settings
 
 if TYPE_CHECKING:
     from ..engine import Answer
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 Turn: TypeAlias = "tuple[Job, Work[None], BaseException | None]"
 
-# Bytes of all requests that wait, about, as they are held in memory.
-WAITING_BYTES = 1 << 28
 _LONGEST_WAIT_S = 60.0  # that official clients take from Retry-After
 _NO_STATS = Stats()
 # tokens of an answer for which the context grows, where the request names no number
@@ -91,16 +89,23 @@ class Worker:
     As many turns run at once as the LLM runs requests. A job for several choices is given more
     while there is room and no other job waits. A turn is a `Work`: it has a thread while it is
     prepared and finished. There is one thread, and more only while several of them have to do.
+
+    Attributes:
+        most: Most jobs that wait, beside those for which there is room.
+        waiting: Jobs that wait for a turn.
+        running: Jobs that have a turn, all of one model.
     """
 
     n_steps: int
 
-    def __init__(self, pool: ModelPool, most_waiting: int, totals: Metrics) -> None:
+    def __init__(self, pool: ModelPool, settings: Settings, totals: Metrics) -> None:
         self.totals = totals
-        self._pool, self._most = pool, most_waiting
+        self._pool = pool
+        self.most: int = settings.queue
+        self._most_bytes = settings.limits.waiting_bytes
         self._changed = threading.Condition()
-        self._waiting: collections.deque[Job] = collections.deque()
-        self._running: list[Job] = []  # all of one model
+        self.waiting: collections.deque[Job] = collections.deque()
+        self.running: list[Job] = []  # all of one model
         # turns whose generation has ended, with its error
         self._answered: collections.deque[Turn] = collections.deque()
         self._threads: list[threading.Thread] = []
@@ -115,12 +120,12 @@ class Worker:
     @property
     def n_waiting(self) -> int:
         with self._changed:
-            return len(self._waiting)
+            return len(self.waiting)
 
     @property
     def n_running(self) -> int:
         with self._changed:
-            return len(self._running)
+            return len(self.running)
 
     @property
     def is_alive(self) -> bool:
@@ -133,7 +138,7 @@ class Worker:
         there are no steps.
         """
         with self._changed:
-            is_idle = self.is_alive and not (self._running or self._waiting)
+            is_idle = self.is_alive and not (self.running or self.waiting)
             return None if is_idle else self.n_steps
 
     def _step(self, _: object = None) -> None:
@@ -148,10 +153,10 @@ class Worker:
         with self._changed:
             if self._refuses:
                 raise shutting_down()
-            n = len(self._waiting)
-            n_bytes = sum(one.n_bytes for one in self._waiting) + job.n_bytes
-            if n >= self._most + self._room(job.model) or (n and n_bytes > WAITING_BYTES):
-                first_s = min((one.began_s for one in self._running), default=math.inf)
+            n = len(self.waiting)
+            n_bytes = sum(one.n_bytes for one in self.waiting) + job.n_bytes
+            if n >= self.most + self._room(job.model) or (n and n_bytes > self._most_bytes):
+                first_s = min((one.began_s for one in self.running), default=math.inf)
                 seconds = self.pace.seconds_to_wait(n, first_s, time.perf_counter())
                 wait = "1 request is" if n == 1 else f"{n} requests are"
                 raise ApiError(
@@ -161,7 +166,7 @@ class Worker:
                     429,
                     {"Retry-After": str(seconds)},
                 )
-            self._waiting.append(job)
+            self.waiting.append(job)
             self._wake()
 
     def cancel(self, job: Job, why: Why) -> None:
@@ -171,9 +176,9 @@ class Worker:
         """
         job.cancel(why)
         with self._changed:
-            if job not in self._waiting:
+            if job not in self.waiting:
                 return
-            self._waiting.remove(job)
+            self.waiting.remove(job)
             self._wake()  # it may have been the one that another model waited for
         if why != "timeout" or not job.has_started:
             job.last = ErrorEvent(client_closed() if why == "client_closed" else shutting_down())
@@ -184,7 +189,7 @@ class Worker:
         """Cancel the running jobs within one round, and all waiting jobs; refuse further ones."""
         with self._changed:
             self._refuses = True
-            jobs = [*self._waiting, *self._running]
+            jobs = [*self.waiting, *self.running]
         for job in jobs:
             self.cancel(job, "shutting_down")
 
@@ -246,7 +251,7 @@ class Worker:
             with self._changed:
                 if turn := self._take():
                     return turn
-                if self._ends and not (self._running or self._waiting):
+                if self._ends and not (self.running or self.waiting):
                     return None
                 seconds = self._pool.seconds_left()
                 if seconds != 0 or self._unloads:
@@ -255,7 +260,7 @@ class Worker:
                     self._n_idle -= 1
                     continue
                 self._unloads = True
-                model = self._running[0].model if self._running else None
+                model = self.running[0].model if self.running else None
             try:
                 self._pool.unload_idle(but_for=model)
             finally:
@@ -268,8 +273,8 @@ class Worker:
         if self._answered:
             turn = self._answered.popleft()
         elif job := self._ready():
-            if self._waiting and job is self._waiting[0]:
-                self._running.append(self._waiting.popleft())
+            if self.waiting and job is self.waiting[0]:
+                self.running.append(self.waiting.popleft())
             job.n_turns += 1
             turn = job, self._answer(job), None
         else:
@@ -282,33 +287,33 @@ class Worker:
 
     def _ready(self) -> Job | None:
         """Return a job that can have a further turn now; one that waits comes first."""
-        if self._unloads and not self._running:
+        if self._unloads and not self.running:
             return None
-        first = next(iter(self._waiting), None)
+        first = next(iter(self.waiting), None)
         if first and self._room(first.model, first.n_ctx):
             return first
         # A request of this model may wait for a longer context, which grows when none runs.
         ready = (
             one
-            for one in self._running
+            for one in self.running
             if one.has_more and self._room(one.model) and not (first and first.model is one.model)
         )
         return next(ready, None)
 
     @property
     def _n_busy(self) -> int:
-        return sum(job.n_turns for job in self._running)
+        return sum(job.n_turns for job in self.running)
 
     def _room(self, model: ServedModel, n_ctx: int = 0) -> int:
         """Return how many more turns of requests for a model may run.
 
         Its context grows to `n_ctx` when no request runs.
         """
-        if self._running and self._running[0].model is not model:
+        if self.running and self.running[0].model is not model:
             return 0
         loaded = self._pool.loaded(model)
-        if loaded and loaded.llm.n_ctx < max(n_ctx, *(job.n_ctx for job in self._running), 0):
-            return 0 if self._running else 1
+        if loaded and loaded.llm.n_ctx < max(n_ctx, *(job.n_ctx for job in self.running), 0):
+            return 0 if self.running else 1
         # Only one turn may load it.
         return max(0, (loaded.llm.parallel if loaded else 1) - self._n_busy)
 
@@ -352,12 +357,12 @@ class Worker:
         """End a turn; the last one of a job sends the last event, if it is over."""
         job.n_turns -= 1
         if job.n_turns == 0:
-            self._running.remove(job)
+            self.running.remove(job)
             if job.has_more:  # before those for other models
-                n = sum(1 for _ in takewhile(lambda one: one.model is job.model, self._waiting))
-                self._waiting.insert(n, job)
+                n = sum(1 for _ in takewhile(lambda one: one.model is job.model, self.waiting))
+                self.waiting.insert(n, job)
             else:
-                self.pace.count_end(bool(self._waiting), job.began_s, time.perf_counter())
+                self.pace.count_end(bool(self.waiting), job.began_s, time.perf_counter())
                 # Only now, when there is room: the client may send its next request at once.
                 job.finish()
         self._changed.notify_all()

@@ -740,7 +740,7 @@ class DraftController(DraftTeam):
     def _width_to_check(self, n_tokens: int, k: int) -> int:
         """Return the width of the pass of a round that checks the cost model, or 0 for none."""
         pending, use = n_tokens - self.target.n_past, self.model_use
-        if not self.known.target.is_checked or not self.batches.target.is_alone:
+        if not self._checks:
             return 0
         if self._repeats:
             # Where a text repeats, drafts from it are right as often as those of a good model.
@@ -751,6 +751,11 @@ class DraftController(DraftTeam):
             return 0
         chance, draft_s = (use.mean_chance(), use.token_s()) if use else (_TEXT_CHANCE, 0.0)
         return self.known.target.width_to_check(pending, pending + k, chance, draft_s)
+
+    @property
+    def _checks(self) -> bool:
+        """Whether passes check the costs; among others their times are not those of this text."""
+        return self.known.target.is_checked and self.batches.target.is_alone
 
     @property
     def _repeats(self) -> bool:
@@ -764,8 +769,7 @@ class DraftController(DraftTeam):
 
     def _see(self, rows: Logits) -> None:
         """Note the rows behind the tokens of a round, for passes that decode these again."""
-        checks = self.known.target.is_checked and self._repeats and not self.fixed
-        if checks and self.batches.target.is_alone:
+        if self._checks and self._repeats and not self.fixed:
             self._seen = [*self._seen, *map(row_bits, rows)][-K_MAX:]
         else:
             self._seen = []

@@ -136,7 +136,7 @@ def run_round(
     again = rule.strict and wide and bool(near_ties)
     if again:
         del new[near_ties[0] :], logprobs[near_ties[0] :], near_ties[1:]
-        alone = _row_alone(target, [*tokens, *new], sampler)
+        alone = row_alone(target, [*tokens, *new], sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
     n_accepted, ended = len(new) - 1, False
@@ -171,7 +171,7 @@ def _row_as_alone(
     return rows
 
 
-def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
+def row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
     """Return the row after `history`, from a pass over its last token only."""
     target.rollback(len(history) - 1)
     target.read(history[target.n_past : -1])

@@ -48,8 +48,8 @@ _FILE = re.compile(rf"([0-9a-f]{{{_DIGITS - _OF_FOLDER}}})-([0-9a-f]{{{_DIGITS}}
 _FOLDER = re.compile(rf"[0-9a-f]{{{_OF_FOLDER}}}")
 # Where files are written before they get their names.
 _NEW = "new"
-# Share of the budget that is left after pieces were removed, and the disk space that stays free.
-_KEPT_SHARE, _RESERVE = 0.9, 256 << 20
+# Share of the budget that is left after pieces were removed.
+_KEPT_SHARE = 0.9
 # Most files of a folder that are looked through for the pieces behind a parent.
 _MOST_LISTED = 4096
 
@@ -101,7 +101,10 @@ class PieceFolder:
     Attributes:
         path: The folder of all kinds.
         limit: Largest size of all pieces of all kinds, in bytes.
+        reserve: Disk space that stays free, in bytes.
     """
+
+    reserve: int = 256 << 20
 
     def __init__(self, path: Path, limit: int, kind: str = "prompts") -> None:
         """Name the folder, which need not exist. Of `prompts` the log has warnings."""
@@ -250,14 +253,14 @@ class PieceFolder:
         if self._n_bytes is None or self._n_bytes + n_bytes > self.limit:
             self._n_bytes = self._shrink(n_bytes)
         free = shutil.disk_usage(self.path).free
-        if free < n_bytes + _RESERVE:
+        if free < n_bytes + self.reserve:
             self.warn("%s has only %s left on its disk.", self.path, format_bytes(free))
             return False
         return True
 
     def _shrink(self, n_more: int) -> int:
         """Remove the least recently used pieces if there is no room; return what all take."""
-        _remove_unfinished(self.path / _NEW)
+        remove_unfinished(self.path / _NEW)
         files = [*all_files(self.path)]
         n_bytes = sum(one.n_bytes for one in files)
         if n_bytes + n_more <= self.limit:
@@ -328,7 +331,7 @@ def about_file(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove what a process wrote that ended before the file had its name."""
     old = time.time() - 3600
     with contextlib.suppress(OSError), os.scandir(folder) as there:

@@ -253,10 +253,10 @@ def render(source: str, values: Mapping[str, Any]) -> str:
             raise
         except Exception:  # the child process reports the reason
             pass
-    return _render_in_child(source, text, most)
+    return render_in_child(source, text, most)
 
 
-def _render_in_child(source: str, values: str, most: int) -> str:
+def render_in_child(source: str, values: str, most: int) -> str:
     if reason := subprogram.refusal():
         raise TemplateFailure(f"it is too complex to run inside this program, and {reason}")
     places = {str(Path(str(module.__file__)).parents[1]) for module in (jinja2, markupsafe)}

@@ -1111,11 +1111,11 @@ def chi_square(
     if sum(count for count, _ in cells) < n:
         return ChiSquareTest(accept, n, len(cells), None, 0.0)
     return ChiSquareTest(
-        accept, n, len(cells), statistic, _chance_of_more(statistic, len(cells) - 1)
+        accept, n, len(cells), statistic, chance_of_more(statistic, len(cells) - 1)
     )
 
 
-def _chance_of_more(statistic: float, n_free: int) -> float:
+def chance_of_more(statistic: float, n_free: int) -> float:
     """Return the upper tail of the chi-square distribution.
 
     It is the regularised gamma function Q(n / 2, x / 2), computed by its recurrence.

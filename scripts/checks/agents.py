@@ -143,7 +143,7 @@ TEMPLATE = (
 
 def write_model(path: Path, agent: Agent, command: str, context: int) -> None:
     """Write a model: a line feed is answered with a call, a tab with the agent's answer, and so on; see `TEMPLATE`."""
-    letters = tiny._byte_letters()
+    letters = tiny.byte_letters()
 
     def call(tool: tuple[str, dict[str, Any]] | None) -> str:
         name, given = tool or ("none", {})

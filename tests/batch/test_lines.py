@@ -18,7 +18,7 @@ from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.options import Speculation
 from gguf_spec.protocols.errors import ApiError
 from gguf_spec.protocols.fields import BUDGETS
-from gguf_spec.protocols.fit import _sampling_of
+from gguf_spec.protocols.fit import sampling_of
 from gguf_spec.server import serve_in_thread
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
 from tests.server.conftest import ask
@@ -178,8 +178,8 @@ def test_a_body_without_a_limit_of_thinking_has_none(name):
     for body, expected in (({}, (50, 100)), (own, (None, None))):
         line = of_openai("a", CHAT, messages=HI, **body)
         found = (
-            _sampling_of(request_of(line), Limited),
-            _sampling_of(request_of(line, limited), Unlimited),
+            sampling_of(request_of(line), Limited),
+            sampling_of(request_of(line, limited), Unlimited),
         )
         assert tuple(one.think_budget for one in found) == expected, body
 

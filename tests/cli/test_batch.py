@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gguf_spec.cli import output
-from gguf_spec.cli.batch import _duration, _state, _summary
+from gguf_spec.cli.batch import duration, state, summary
 from tests.batch.conftest import of_openai, read, write
 from tests.support import children
 
@@ -153,18 +153,18 @@ def test_texts():
     from gguf_spec.batch import BatchProgress
 
     now = BatchProgress(1200, 300, 2, 100, 5000, 100.0)
-    assert _state(now) == "300 of 1,200 lines, 2 failed, 50.0 tok/s, 8 min left"
-    assert _state(BatchProgress(None, 3, 0, 0, 50, 10.0)) == "3 lines, 5.0 tok/s"
-    assert _summary(now) == (
+    assert state(now) == "300 of 1,200 lines, 2 failed, 50.0 tok/s, 8 min left"
+    assert state(BatchProgress(None, 3, 0, 0, 50, 10.0)) == "3 lines, 5.0 tok/s"
+    assert summary(now) == (
         "300 of 1,200 lines have a result (100 of them before), 2 of them an error: 5,000 tokens in 2 min, "
         "50.0 tok/s."
     )
-    cut = _summary(BatchProgress(3, 3, 0, 0, 60, 2.0, 3))
+    cut = summary(BatchProgress(3, 3, 0, 0, 60, 2.0, 3))
     assert (
         cut
         == "3 lines have a result: 60 tokens in 2.0 s, 30.0 tok/s. 3 were cut at -n or a full context."
     )
-    assert [_duration(s) for s in (0.04, 9.9, 99, 100, 5990, 12000)] == [
+    assert [duration(s) for s in (0.04, 9.9, 99, 100, 5990, 12000)] == [
         "0.0 s", "9.9 s", "99 s", "2 min", "1 h 40 min", "3 h 20 min",
     ]  # fmt: skip
 

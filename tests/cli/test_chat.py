@@ -703,13 +703,13 @@ def test_the_chat_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
     from gguf_spec.cli.chat import kept
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(kept, "_MOST", 3)
-    chats = kept.KeptChats()
-    for i, now in enumerate((10**18, 10**18 + 1, 10**18 + 2, 5, 6)):
-        monkeypatch.setattr(kept.time, "time_ns", lambda now=now: now)
+    times = (10**18, 10**18 + 1, 10**18 + 2, 5, 6)
+    chats = kept.KeptChats(3, iter(times).__next__)
+    for i in range(len(times)):
         chats.begin()
         chats.write([{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}], "m", {})  # fmt: skip
     assert [one.title for one in chats.newest()] == ["4", "3", "2"]
+    assert [one.updated for one in chats.newest()] == [0, 0, 10**9]
 
 
 def test_chats_are_in_the_order_of_their_last_answers(tmp_path, monkeypatch):
@@ -717,11 +717,8 @@ def test_chats_are_in_the_order_of_their_last_answers(tmp_path, monkeypatch):
     from gguf_spec.cli.chat import kept
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(kept, "_MOST", 3)
     now = 10**18
-    monkeypatch.setattr(kept.time, "time_ns", lambda: now)
-    monkeypatch.setattr(kept.time, "time", lambda: now / 1e9)
-    chats = kept.KeptChats()
+    chats = kept.KeptChats(3, lambda: now)
 
     def answer(title, n=1):
         pair = {"role": "user", "content": title}, {"role": "assistant", "content": "x"}

@@ -17,6 +17,7 @@ QUESTION = "Tell me a long story about a king, a fox and a golden key in the dee
 def folder(tmp_path):
     """A folder with two texts, as a program writes them."""
     folder = piece_folder.PieceFolder(tmp_path / "kept", 10**6)
+    folder.reserve = 0
     assert folder.open()
     root = folder.name("", b"root")
     first = piece_folder.Piece(root, folder.name(root, b"1"), 64)
@@ -27,11 +28,6 @@ def folder(tmp_path):
         piece = piece_folder.Piece(first.name, folder.name(first.name, text), 10)
         assert folder.write(piece, {"model": "one.gguf"}, [b"y" * 100])
     return tmp_path / "kept"
-
-
-@pytest.fixture(autouse=True)
-def plenty(monkeypatch):
-    monkeypatch.setattr(piece_folder, "_RESERVE", 0)
 
 
 def test_the_list(here, folder):

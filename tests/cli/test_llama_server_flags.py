@@ -412,13 +412,13 @@ def test_the_words_of_llama_cli(command, words, given, capsys):
 def test_a_key_in_a_file(tmp_path):
     file = tmp_path / "key"
     file.write_text("# of the proxy\n\n  secret \n")
-    assert serve._key_of(file, None) == "secret"
+    assert serve.key_of(file, None) == "secret"
     with pytest.raises(OptionConflictError, match="combined"):
-        serve._key_of(file, "other")
+        serve.key_of(file, "other")
     for text in ("", "# none\n", "one\ntwo\n"):
         file.write_text(text)
         with pytest.raises(GgufSpecError, match="keys in place of one") as caught:
-            serve._key_of(file, None)
+            serve.key_of(file, None)
         assert "two" not in str(caught.value)
 
 
@@ -473,5 +473,5 @@ def test_a_text_behind_two_dashes_stays_as_it_is():
     command = CommandGroup.root.commands["generate"]
     given = command.make_context("generate", ["--", "-t 8"]).params
     assert given["prompt"] == "-t 8"
-    assert foreign._as_meant(["-t", "8", "--", "-t", "8"]) == ["--threads", "8", "--", "-t", "8"]
-    assert foreign._as_meant(["--", "-c", "100"]) == ["--", "-c", "100"]
+    assert foreign.as_meant(["-t", "8", "--", "-t", "8"]) == ["--threads", "8", "--", "-t", "8"]
+    assert foreign.as_meant(["--", "-c", "100"]) == ["--", "-c", "100"]

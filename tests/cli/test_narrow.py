@@ -7,7 +7,7 @@ import pytest
 
 from gguf_spec import Progress
 from gguf_spec.cli import doctor, download, models, output, serve
-from gguf_spec.cli.bench import _all_ratios
+from gguf_spec.cli.bench import all_ratios
 from tests.unit.test_tune import tuning
 
 
@@ -60,7 +60,7 @@ def test_the_reasons_for_drafts_fit(terminal, width):
         for fits in (True, False)
     ]  # fmt: skip
     found[1].path = "x.gguf"
-    lines = models._draft_lines("target", found)
+    lines = models.draft_lines("target", found)
     assert all(len(line) <= width for line in lines), lines
     assert "gain 1.50" in "\n".join(lines)
 
@@ -73,7 +73,7 @@ def test_the_ratios_of_a_benchmark_fit(terminal, width):
         SimpleNamespace(name=name, results=[SimpleNamespace(contender=SimpleNamespace(name="ngram, k = 8"))], result=lambda _: one)
         for name in ("document-4k", "rewrite-1k", "story", "turn20-4k")
     ]  # fmt: skip
-    lines = _all_ratios(SimpleNamespace(cases=cases))
+    lines = all_ratios(SimpleNamespace(cases=cases))
     assert all(len(line) <= width for line in lines), lines
     assert "turn20-4k 1.25" in " ".join(line.strip() for line in lines)
 

@@ -157,7 +157,7 @@ def test_more_requests_at_once_than_the_server_runs(run, tmp_path):
 
 def test_a_server_whose_queue_is_full_is_not_taken(server, monkeypatch):
     """A command would wait without a word; the model is loaded, as without a server."""
-    monkeypatch.setattr(server.app.worker, "_most", -1)
+    monkeypatch.setattr(server.app.worker, "most", -1)
     assert served(gguf_spec.models.path("tales"), LOADS, lambda: None) is None
 
 
@@ -170,7 +170,7 @@ def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
     monkeypatch.setattr(LineDefaults, "check", lambda *_: None)  # one more request, of this thread
     with llm.stream("Once", endless) as other:
         assert next(other).tokens
-        monkeypatch.setattr(server.app.worker, "_most", most)
+        monkeypatch.setattr(server.app.worker, "most", most)
 
         def interrupt(_):
             if most < 0 or server.app.worker.n_waiting:
@@ -178,7 +178,7 @@ def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
 
         with Batch(given, io.BytesIO()) as run, pytest.raises(KeyboardInterrupt):
             run.run(llm, on_progress=interrupt)
-        assert server.app.worker.n_running == 1 and llm.engine._loaded is None
+        assert server.app.worker.n_running == 1 and llm.engine.loaded is None
 
 
 def test_texts_that_depend_on_drafts_are_of_this_process(run):
@@ -205,15 +205,15 @@ def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
     """Other requests are before it: nothing is loaded, and the answer is that of the server."""
     wanted = llm.generate("Once", Sampling(seed=1, max_tokens=5)).text
     worker, waits = server.app.worker, []
-    monkeypatch.setattr(worker, "_most", -1)
+    monkeypatch.setattr(worker, "most", -1)
 
     def wait(seconds):
         waits.append(seconds)
-        monkeypatch.setattr(worker, "_most", 8)
+        monkeypatch.setattr(worker, "most", 8)
 
     monkeypatch.setattr(llm.engine._ended, "wait", wait)
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
-    assert waits and llm.engine._loaded is None
+    assert waits and llm.engine.loaded is None
 
 
 @pytest.mark.full
@@ -312,7 +312,7 @@ def test_what_a_server_does_not_do_is_done_here(llm, server):
     assert llm.token_text(llm.tokenize("Once")[-1]) and not llm.is_end(5)
     server.close()
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
-    assert llm.engine._loaded is not None and llm.n_ctx == 2048
+    assert llm.engine.loaded is not None and llm.n_ctx == 2048
 
 
 def test_a_server_that_ends_in_the_middle_is_named():
@@ -396,7 +396,7 @@ def test_the_facts_of_a_server_are_those_of_its_model(llm, server):
     assert llm.has_chat_template == own.has_chat_template
     with pytest.raises(AttributeError):
         _ = llm.no_such_member
-    assert llm.engine._loaded is None
+    assert llm.engine.loaded is None
 
 
 def test_the_facts_are_those_of_the_model_that_answers(llm, server):

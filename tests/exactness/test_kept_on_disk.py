@@ -15,7 +15,7 @@ from gguf_spec.llama.sequence import CachedSequence
 from gguf_spec.llama.state_pieces import JoinedState, end_of, take_apart
 from gguf_spec.quantize import quantize
 from gguf_spec.runtime import kept_prompts as of_runtime
-from gguf_spec.system import piece_folder
+from gguf_spec.system.piece_folder import PieceFolder
 from gguf_spec.vocabulary import common
 from tests.gguf.test_lora import write as write_adapter
 from tests.gguf.test_near_ties import TALES
@@ -36,7 +36,7 @@ TURNS = [
 def room(monkeypatch):
     """Neither the memory nor the disk of this machine decides."""
     monkeypatch.setattr(of_runtime, "RESERVE", 0)
-    monkeypatch.setattr(piece_folder, "_RESERVE", 0)
+    monkeypatch.setattr(PieceFolder, "reserve", 0)
 
 
 def load(keep, target=TARGET, draft=None, **options):
@@ -362,7 +362,7 @@ def test_little_memory(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(piece_folder, "_RESERVE", 1 << 60)
+    monkeypatch.setattr(PieceFolder, "reserve", 1 << 60)
     expected = kept_text(tmp_path)
     assert caplog.text.count("left on its disk") == 1
     monkeypatch.undo()
@@ -401,7 +401,7 @@ def test_two_programs_at_once(tmp_path):
 def test_an_end_at_each_file(tmp_path, monkeypatch):
     """A process that dies while it keeps: the next one has the same text, whatever is there."""
     expected, n_cached = kept_text(tmp_path / "whole"), []
-    write = piece_folder.PieceFolder.write
+    write = PieceFolder.write
     n_files = len(files(tmp_path / "whole"))
     for n in range(n_files + 1):
         left = iter(range(n))
@@ -412,7 +412,7 @@ def test_an_end_at_each_file(tmp_path, monkeypatch):
             return write(self, piece, about, data)
 
         with monkeypatch.context() as patch:
-            patch.setattr(piece_folder.PieceFolder, "write", dying)
+            patch.setattr(PieceFolder, "write", dying)
             kept_text(tmp_path / str(n))
         n_cached.append(n_used(tmp_path / str(n), expected))
     assert n_cached == sorted(n_cached)

@@ -27,7 +27,7 @@ from gguf_spec.verify.checks import (
     ChiSquareTest,
     RequestChecks,
     TextChecks,
-    _chance_of_more,
+    chance_of_more,
     check_rows,
     chi_square,
     how_far,
@@ -297,7 +297,7 @@ def test_the_bundled_prompts():
     [(18.307, 10, 0.05), (40.0, 10, 1.694e-5), (135.807, 100, 0.01), (3.8415, 1, 0.05)],
 )
 def test_the_tail_of_chi_square(statistic, n_free, p):
-    assert _chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
+    assert chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
 
 
 def test_the_chi_square_of_a_right_sampler_is_uniform():

@@ -40,7 +40,9 @@ def tried(out):
     model = BUNDLED / "tales" / "tales-target-Q8_0.gguf"
     seen["quantized"] = quantize(model, out.with_suffix(".gguf"), "Q4_0", threads=1).type
     seen["workers"] = refused(Child, ["127.0.0.1:1"], False)
-    seen["package"] = refused(package._command, "a-model", "a-package==1", out.parent)
+    seen["package"] = refused(
+        package.command, "a-model", "a-package==1", out.parent, package.programs()
+    )
     out.write_text(json.dumps(seen), encoding="utf-8")
 
 

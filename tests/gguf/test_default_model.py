@@ -21,7 +21,7 @@ def home(tmp_path, monkeypatch, set_hub):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     set_hub(HF_HUB_CACHE=str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
-    monkeypatch.setattr(module, "_least_bytes", lambda entry: 1000)
+    monkeypatch.setattr(module, "least_bytes", lambda entry: 1000)
     return tmp_path / "home"
 
 

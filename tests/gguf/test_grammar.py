@@ -195,10 +195,9 @@ MASKED = [
 
 @pytest.mark.parametrize("most", [-1, 60, 300, 20_000])
 @pytest.mark.parametrize("gbnf", MASKED, ids=range(len(MASKED)))
-def test_a_mask_has_what_is_allowed(model, make_tree, monkeypatch, gbnf, most):
+def test_a_mask_has_what_is_allowed(model, make_tree, gbnf, most):
     """Whatever work it may take: a mask that takes more is not there."""
-    monkeypatch.setattr(token_grammar, "_MASK_WORK", most)
-    token_grammar._pieces_of(model)._known.clear()
+    token_grammar.pieces_of(model).grammars.clear()
     grammar, plain, rng, history = (
         Grammar(model, gbnf, 0),
         Grammar(model, gbnf, 0),
@@ -206,6 +205,7 @@ def test_a_mask_has_what_is_allowed(model, make_tree, monkeypatch, gbnf, most):
         [],
     )
     assert grammar.mask([]) is None
+    grammar.mask_work = most
     grammar.make_masks_by(make_tree)
     for _ in range(15):
         mask, allowed = grammar.mask(history), plain.allowed(history, all_ids(model))
@@ -261,8 +261,9 @@ def repeats(rng, depth=0):
 def steps_of_masks(model, gbnf, rng, n_answers):
     """Compare the masks of random answers with what the automaton reads; return how many were made."""
     grammar = Grammar(model, gbnf, 0)
+    grammar.mask_work, grammar.automaton.most_work = 10**9, 20_000
     grammar.make_masks_by(lambda *_: model)
-    automaton, texts = grammar._automaton, [*model.texts, b""]
+    automaton, texts = grammar.automaton, [*model.texts, b""]
     for _ in range(n_answers):
         history, most = [], rng.choice((5, 60))
         while len(history) < most:
@@ -278,10 +279,8 @@ def steps_of_masks(model, gbnf, rng, n_answers):
             history.append(min(rng.choices(choice, k=2), key=lambda i: len(texts[i])))
 
 
-def test_masks_of_states_that_differ_by_counts_alone(monkeypatch):
+def test_masks_of_states_that_differ_by_counts_alone():
     """A mask that was made from another one has what is allowed, and many are made so."""
-    monkeypatch.setattr(automaton_module, "_MAX_WORK", 20_000)
-    monkeypatch.setattr(token_grammar, "_MASK_WORK", 10**9)
     asked = []
     for seed in range(250):
         rng = random.Random(seed)
@@ -318,29 +317,29 @@ def test_masks_of_a_draft_end_where_it_leaves_the_grammar(model, make_tree):
     assert grammar.masks([5, a], [a]) == alone[1:2]
 
 
-def test_a_draft_that_takes_too_much_work_does_not_fail_for_the_text(model, make_tree, monkeypatch):
+def test_a_draft_that_takes_too_much_work_does_not_fail_for_the_text(model, make_tree):
     grammar, history = Grammar(model, CAT, 0), ids_of(model, "the")
     grammar.make_masks_by(make_tree)
     grammar.masks([], history)
-    monkeypatch.setattr(automaton_module, "_MAX_WORK", 10)
     fresh = Grammar(model, 'root ::= "t" ("h" | [h-z] | "ha")* "e"', 0)
+    usual, fresh.automaton.most_work = fresh.automaton.most_work, 10
     fresh.make_masks_by(make_tree)
     with pytest.raises(InvalidOptionError, match="too many ways"):
         fresh.masks([], history)
-    monkeypatch.undo()
+    fresh.automaton.most_work = usual
     assert fresh.mask([]) is not None
-    monkeypatch.setattr(automaton_module, "_MAX_WORK", 10)
+    fresh.automaton.most_work = 10
     assert fresh.masks([], history) is None
 
 
 WORDS = 'root ::= ("the" | "cat" " "?)*'
 
 
-def test_requests_share_what_is_known_of_a_grammar(model, make_tree, monkeypatch):
-    pieces = token_grammar._pieces_of(model)
-    pieces._known.clear()
+def test_requests_share_what_is_known_of_a_grammar(model, make_tree):
+    pieces = token_grammar.pieces_of(model)
+    pieces.grammars.clear()
     made = [Grammar(model, gbnf, 0) for gbnf in (WORDS, 'root ::= "a"*', WORDS)]
-    first, other, again = (one._automaton.known for one in made)
+    first, other, again = (one.automaton.known for one in made)
     assert first is again is not other
     made[0].make_masks_by(make_tree)
     mask = made[0].mask([])
@@ -349,23 +348,21 @@ def test_requests_share_what_is_known_of_a_grammar(model, make_tree, monkeypatch
     # one that is full is replaced for all, and a state keeps its meaning
     history = ids_of(model, "the")
     before = made[2].allowed(history, all_ids(model))
-    monkeypatch.setattr(automaton_module, "_MAX_CACHE", first.cached - 1)
+    usual, first.most = first.most, first.cached - 1
     assert (made[2].allowed(history, all_ids(model)) == before).all()
     made[0].allowed(history, all_ids(model))
-    assert made[0]._automaton.known is made[2]._automaton.known is not first
-    monkeypatch.undo()
-    assert Grammar(model, WORDS, 0)._automaton.known is first
+    assert made[0].automaton.known is made[2].automaton.known is not first
+    first.most = usual
+    assert Grammar(model, WORDS, 0).automaton.known is first
 
 
-def test_grammars_that_were_not_used_for_long_are_forgotten(model, monkeypatch):
-    pieces = token_grammar._pieces_of(model)
-    pieces._known.clear()
-    monkeypatch.setattr(token_grammar, "_MOST_KNOWN", 20_000)
-    for n in (1, 2, 3, 1, 4, 5, 1, 6):
-        Grammar(model, f'root ::= "a"{{{n}}}', 0)
-    kept = [int(re.search(r"\d", gbnf)[0]) for gbnf in pieces._known]
-    assert 2 <= len(kept) <= 4
-    assert kept == [4, 5, 1, 6][-len(kept) :]
+def test_grammars_that_were_not_used_for_long_are_forgotten(model):
+    pieces = token_grammar.Pieces(model)
+    pieces.most_known = 20_000
+    for n in (1, 2, 3, 4, 1, 5):
+        pieces.known(f'root ::= "a"{{{n}}}').cached += 40
+    kept = [int(re.search(r"\d", gbnf)[0]) for gbnf in pieces.grammars]
+    assert kept == [3, 4, 1, 5]
 
 
 def test_threads_share_what_is_known(model, make_tree):
@@ -380,18 +377,18 @@ def test_threads_share_what_is_known(model, make_tree):
         grammar.make_masks_by(make_tree)
         return [grammar.mask(answer[:n]) for n in range(len(answer) + 1)]
 
-    pieces, wanted = token_grammar._pieces_of(model), []
+    pieces, wanted = token_grammar.pieces_of(model), []
     for answer in answers:
-        pieces._known.clear()
+        pieces.grammars.clear()
         wanted.append(masks(Grammar(model, gbnf, 0), answer))
-    pieces._known.clear()
+    pieces.grammars.clear()
     grammars = [Grammar(model, gbnf, 0) for _ in answers]
     for one in grammars:
         one.rest_by(lambda: time.sleep(0))
     with ThreadPoolExecutor(len(answers)) as pool:
         assert [*pool.map(masks, grammars, answers)] == wanted
-    known = grammars[0]._automaton.known
-    assert all(one._automaton.known is known for one in grammars)
+    known = grammars[0].automaton.known
+    assert all(one.automaton.known is known for one in grammars)
     assert len({*known.states}) == len(known.states)
 
 
@@ -438,9 +435,10 @@ def test_a_row_that_another_thread_adds_first_is_kept():
 
 def test_a_full_memory_has_one_successor():
     lock = Before()
-    known, found = Known(lock), []
+    known, found = Known(lock, 2000), []
     lock.does.append(lambda: found.append(known.next()))
     assert known.next() is found[0]
+    assert found[0].most == 2000
 
 
 @pytest.mark.parametrize("gbnf", ['root ::= [^"\\\\]*', "root ::= .*", "root ::= [à-\\U0010ffff]*"])
@@ -448,7 +446,7 @@ def test_characters_that_are_all_allowed_have_few_states(model, make_tree, gbnf)
     grammar = Grammar(model, gbnf, 0)
     grammar.make_masks_by(make_tree)
     assert grammar.mask([]) is not None
-    assert len(grammar._automaton.states) < 40
+    assert len(grammar.automaton.states) < 40
 
 
 def test_each_character_at_the_bounds_of_a_range():
@@ -500,15 +498,16 @@ def test_a_draft_looks_ahead_and_is_taken_back(model):
         ]
 
 
-def test_each_state_is_worked_out_once(model, monkeypatch):
+def test_each_state_is_worked_out_once(model):
     accepted = []
-    real = Grammar._accept
-    monkeypatch.setattr(
-        Grammar,
-        "_accept",
-        lambda self, state, token: (accepted.append(token), real(self, state, token))[1],
-    )
     grammar, probe = Grammar(model, "root ::= [a-z]*", 0), np.array([5])
+    real = grammar.automaton.after_token
+
+    def after_token(state, token, piece):
+        accepted.append(token)
+        return real(state, token, piece)
+
+    grammar.automaton.after_token = after_token
     answer = [ids_of(model, c)[0] for c in "abcdefgh"]
     for n in (0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 3):  # a draft, and the target on the same paths
         grammar.allowed(answer[:n], probe)
@@ -525,26 +524,26 @@ def test_a_long_answer_keeps_few_states_and_can_roll_back_far(model):
     answer = [a, b] * 400
     for n in range(0, 800, 7):
         grammar.allowed(answer[:n], np.array([a]))
-        assert len(grammar._states) <= 2 * token_grammar._KEPT
+        assert len(grammar.states) <= 2 * token_grammar.KEPT
     for n in (800, 3, 4, 650, 2, 799):
         assert grammar.allowed(answer[:n], np.array([a, b])).tolist() == [n % 2 == 0, n % 2 == 1]
-        assert 0 in grammar._states
-        assert len(grammar._states) <= 3 * token_grammar._KEPT
+        assert 0 in grammar.states
+        assert len(grammar.states) <= 3 * token_grammar.KEPT
 
 
-def test_what_is_kept_for_later_has_a_limit(model, monkeypatch):
-    monkeypatch.setattr(automaton_module, "_MAX_CACHE", 2000)
+def test_what_is_kept_for_later_has_a_limit(model):
     grammar, rng, history = (
         Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0),
         random.Random(0),
         ids_of(model, '"'),
     )
+    grammar.automaton.known.most = 2000
     for _ in range(40):
         allowed = grammar.allowed(history, all_ids(model))
         history.append(
             rng.choice([i for i in np.flatnonzero(allowed).tolist() if b'"' not in model.piece(i)])
         )
-        assert len(grammar._automaton.states) < 5000
+        assert len(grammar.automaton.states) < 5000
     assert (
         grammar.allowed(history, all_ids(model))
         == Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0).allowed(history, all_ids(model))
@@ -555,7 +554,7 @@ WAYS = " | ".join(f'[{a}-z]+ "{b} "' for a in "abcdefgh" for b in "aeiou")
 CAT = f"root ::= ({WAYS})+"
 
 
-def test_work_that_is_cached_counts(model, monkeypatch):
+def test_work_that_is_cached_counts(model):
     """Refused tokens do not depend on the tokens checked before."""
     history, works = ids_of(model, "the cat"), {}
     for warm in (False, True):
@@ -564,11 +563,11 @@ def test_work_that_is_cached_counts(model, monkeypatch):
             for ids in (np.array(ids_of(model, "abcde")), all_ids(model)) if warm else ():
                 grammar.allowed([*history[:n], *ids_of(model, "ea")], ids)
             grammar.allowed(history[:n], all_ids(model))
-            works.setdefault(n, []).append(grammar._automaton.work)
+            works.setdefault(n, []).append(grammar.automaton.work)
     assert all(cold == warm > 500 for cold, warm in works.values())
     grammar = Grammar(model, CAT, 0)
     grammar.allowed([], all_ids(model))
-    monkeypatch.setattr(automaton_module, "_MAX_WORK", works[0][0] - 1)
+    grammar.automaton.most_work = works[0][0] - 1
     with pytest.raises(InvalidOptionError, match="too many ways"):
         grammar.allowed([], all_ids(model))
 
@@ -592,19 +591,19 @@ def test_a_grammar_near_its_limit_fails_with_drafts_as_without(monkeypatch, acce
 
         outcomes = []
         for limit in (*range(1000, 40_000, 3000), 10**6):
-            monkeypatch.setattr(automaton_module, "_MAX_WORK", limit)
+            monkeypatch.setattr(automaton_module.Automaton, "most_work", limit)
             outcomes.append(outcome(0))
             assert outcome(4) == outcomes[-1], limit
     assert len({*outcomes}) == 2
 
 
 @pytest.mark.full
-def test_a_long_answer_may_be_given_at_once(model, monkeypatch):
-    monkeypatch.setattr(automaton_module, "_MAX_WORK", 20_000)
+def test_a_long_answer_may_be_given_at_once(model):
     grammar, history = (
         Grammar(model, 'root ::= "\\"" [^"]{0,9000} "\\""', 0),
         ids_of(model, '"' + "Tom and Lily " * 300),
     )
+    grammar.automaton.most_work = 20_000
     assert b'"' in texts(model, grammar, history) or pytest.fail("the answer cannot end")
     assert grammar.allowed(history, np.array(ids_of(model, "x")))[0]
 

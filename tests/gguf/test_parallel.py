@@ -14,7 +14,7 @@ from gguf_spec.llama import backend, memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.runtime import request_queue
 from gguf_spec.runtime.profile_files import write_profile
-from gguf_spec.runtime.request_queue import _MOST_UNREAD
+from gguf_spec.runtime.request_queue import MOST_UNREAD
 
 PROMPTS = ["abc ab " * (3 + i) for i in range(6)]
 SAMPLINGS = [Sampling(seed=i, max_tokens=20 + i, ignore_eos=True) for i in range(6)]
@@ -128,7 +128,7 @@ def test_a_request_whose_reader_is_behind_waits(gguf_dir):
         said = [*next(stream).tokens]
         (job,) = llm.engine.queue._running
         in_another_thread(lambda: llm.generate("ab", long))
-        assert job._out.qsize() == _MOST_UNREAD
+        assert job._out.qsize() == MOST_UNREAD
         said += [token for chunk in stream for token in chunk.tokens]
         assert tuple(said) == right
 

@@ -48,7 +48,7 @@ def test_files_are_mapped_or_read(gguf_dir):
 def test_a_large_file_is_read_for_the_own_kernels(gguf_dir, monkeypatch):
     monkeypatch.setattr(memory, "_LEAST_READ", 0)
     path = gguf_dir / "mixture.gguf"
-    is_faster = own_kernels.start().name and memory._has_large_pages()
+    is_faster = own_kernels.start().name and memory.has_large_pages()
     with load(path):
         assert (str(path) in Path("/proc/self/maps").read_text()) == (not is_faster)
 

@@ -11,7 +11,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, arrays
 from gguf_spec.arrays import exp, log, total
-from gguf_spec.grammar import token_grammar
+from gguf_spec.grammar.token_grammar import Grammar
 from gguf_spec.llama import own_kernels
 from gguf_spec.sampling import chain, native, rng
 from tests.support import children
@@ -217,7 +217,7 @@ def test_texts_are_those_without_the_library(library, monkeypatch, parallel, mos
 
     So do grammars whose masks take too much work, and those of which some do.
     """
-    monkeypatch.setattr(token_grammar, "_MASK_WORK", most)
+    monkeypatch.setattr(Grammar, "mask_work", most)
     schema = {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2}
     ways = [
         {"temperature": 0.0},

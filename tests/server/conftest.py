@@ -5,6 +5,7 @@ import http.client
 import json
 import threading
 import time
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import ollama  # noqa: F401 -- imports httpx, which a stream of openai that is collected during the import finds half done
@@ -13,8 +14,21 @@ import pytest
 
 import gguf_spec
 from gguf_spec.runtime.generation import StatsRecorder
-from gguf_spec.server import serve_in_thread
+from gguf_spec.server import Server, Settings, serve_in_thread
+from gguf_spec.server.settings import LIMITS, Limits
 from tests.support import tiny
+
+
+@dataclass(frozen=True)
+class Limited(Settings):
+    """Settings with limits that a test chooses."""
+
+    limits: Limits = LIMITS
+
+
+def serve_limited(llm, limits, **settings):
+    """Return a running server with limits that a test chooses."""
+    return Server(llm, Limited(limits=limits, **settings))
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from gguf_spec.server import background, serve_in_thread
-from tests.server.conftest import ask, until
+from gguf_spec.server import Settings, background, serve_in_thread
+from gguf_spec.server.settings import Limits
+from tests.server.conftest import ask, serve_limited, until
 from tests.server.test_load import busy
 
 PATH = "/v1/responses"
@@ -71,6 +72,13 @@ def cancel(server, id_):
 def ever(endless):
     with serve_in_thread(endless) as server:
         yield server
+
+
+@pytest.fixture
+def limited(endless):
+    """Makes a server with limits of its own."""
+    with contextlib.ExitStack() as servers:
+        yield lambda limits: servers.enter_context(serve_limited(endless, limits))
 
 
 def test_a_client_that_comes_back_has_the_same_text(server):
@@ -162,8 +170,8 @@ class TestCancel:
 
 
 class TestLimits:
-    def test_nobody_comes_back(self, ever, monkeypatch):
-        monkeypatch.setattr(background, "KEPT_S", 0.5)
+    def test_nobody_comes_back(self, limited):
+        ever = limited(Limits(kept_s=0.5))
         with reading(ever, **EVER) as following:
             id_ = following()["response"]["id"]
             events = [following() for _ in range(30)]
@@ -183,7 +191,7 @@ class TestLimits:
             one = SimpleNamespace(
                 n_readers=0, timer=None, reply=SimpleNamespace(response={"output": []})
             )
-            answers = background.Background(None, None, None, None)
+            answers = background.Background(None, None, Settings(), None)
             ends = []
             for _ in range(2):
                 answers._now(one)
@@ -194,16 +202,16 @@ class TestLimits:
 
         assert asyncio.run(look()) == [True, True, None]
 
-    def test_their_number(self, ever, monkeypatch):
-        monkeypatch.setattr(background, "MOST", 2)
+    def test_their_number(self, limited):
+        ever = limited(Limits(kept=2))
         ids = [post(ever, **EVER).json()["id"] for _ in range(2)]
         reply = post(ever, **EVER)
         assert (reply.status, reply.code) == (429, "too_many_responses")
         cancel(ever, ids[0])
         assert post(ever, **EVER).status == 200
 
-    def test_their_size(self, ever, monkeypatch):
-        monkeypatch.setattr(background, "MOST_BYTES", 30_000)
+    def test_their_size(self, limited):
+        ever = limited(Limits(kept_bytes=30_000))
         first = post(ever, **EVER | {"max_output_tokens": 4}).json()["id"]
         until(lambda: get(ever, first).json()["status"] == "incomplete")
         with reading(ever, **EVER) as following:
@@ -248,15 +256,15 @@ class TestErrors:
             reply = get(server, id_, f"?stream=true&starting_after={quote(number)}")
             assert (reply.status, reply.param) == (400, "starting_after")
 
-    def test_one_that_is_not_there_is_no_error_if_that_is_asked_for(self, server, monkeypatch):
+    def test_one_that_is_not_there_is_no_error_if_that_is_asked_for(self, server, tales):
         query = "?stream=true&starting_after=-1&optional=true"
         reply = get(server, "resp_0", query)
         assert (reply.status, reply.json()["status"]) == (200, "gone")
         assert get(server, "resp_0", "?optional=false").status == 404
-        monkeypatch.setattr(background, "KEPT_S", 0.0)
-        id_ = post(server, **ASKED | {"max_output_tokens": 2}).json()["id"]
-        until(lambda: get(server, id_, query).headers["content-type"] == "application/json")
-        assert get(server, id_, query).json() == get(server, id_).json()
+        with serve_limited(tales, Limits(kept_s=0.0)) as one:
+            id_ = post(one, **ASKED | {"max_output_tokens": 2}).json()["id"]
+            until(lambda: get(one, id_, query).headers["content-type"] == "application/json")
+            assert get(one, id_, query).json() == get(one, id_).json()
 
     def test_one_that_has_not_ended_is_no_beginning(self, ever):
         id_ = post(ever, **EVER).json()["id"]

@@ -231,7 +231,7 @@ def test_a_second_signal_does_not_wait(ever):
 
 
 def test_the_end_does_not_wait_for_a_thread_that_holds_the_lock_of_python():
-    hangs = "import re; from gguf_spec.cli.serve import _end_in\nwith _end_in(0.2) as end:\n    end(); re.match('(a*)*b', 'a' * 40)"  # fmt: skip
+    hangs = "import re; from gguf_spec.cli.serve import end_in\nwith end_in(0.2) as end:\n    end(); re.match('(a*)*b', 'a' * 40)"  # fmt: skip
     done = children.run(
         [sys.executable, "-c", hangs], cwd=ROOT, capture_output=True, text=True, limit_s=60
     )
@@ -247,7 +247,7 @@ def test_the_end_of_a_server_has_a_limit(monkeypatch):
     class Served:
         url, is_running, stop = "", True, lambda self: setattr(self, "is_running", False)
 
-    with serve._end_in(9) as end:
+    with serve.end_in(9) as end:
         assert told == []
         code = serve._wait(Served(), lambda: signal.raise_signal(signal.SIGTERM), end)
         assert (code, told) == (0, [9])

@@ -33,12 +33,12 @@ from gguf_spec.server import (
 )
 from gguf_spec.server import jobs as jobs_module
 from gguf_spec.server import worker as worker_module
-from gguf_spec.server.events import Done
-from gguf_spec.server.jobs import Job
+from gguf_spec.server.jobs import Done, Job
 from gguf_spec.server.model_pool import ServedModel
+from gguf_spec.server.settings import Limits
 from gguf_spec.server.streams import AnswerStream
 from gguf_spec.server.worker import Pace
-from tests.server.conftest import ask, ask_chat, ask_text, infill_model, until
+from tests.server.conftest import ask, ask_chat, ask_text, infill_model, serve_limited, until
 from tests.server.test_load import LONG, busy, connect, n_waiting
 from tests.server.test_model_pool import WORDS, n_ctx
 from tests.server.test_parallel import PLAIN, letters, opened  # noqa: F401
@@ -238,10 +238,12 @@ def test_a_model_that_is_looked_at_has_the_time_limit(stuck, monkeypatch, path, 
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
-def test_a_model_that_stands_still_is_not_awaited(stuck, monkeypatch, path):
+def test_a_model_that_stands_still_is_not_awaited(stuck, path):
     """Both the request that loads it, and the one that waits behind it."""
-    monkeypatch.setattr(app, "STILL_S", 0.3)
-    with serve_in_thread(stuck, timeout=0.2, grace=0) as server, ThreadPoolExecutor(2) as clients:
+    with (
+        serve_limited(stuck, Limits(still_s=0.3), timeout=0.2, grace=0) as server,
+        ThreadPoolExecutor(2) as clients,
+    ):
         sent = [clients.submit(ask, server, "POST", path, ROUTES[path]) for _ in range(2)]
         for one in sent:
             assert one.result().status == 503 and b"has not moved for 0.3 s" in one.result().body
@@ -251,7 +253,6 @@ def test_a_model_that_stands_still_is_not_awaited(stuck, monkeypatch, path):
 
 def test_a_model_that_moves_is_awaited(tales, monkeypatch):
     """A step of loading is a sign that the disk answers."""
-    monkeypatch.setattr(app, "STILL_S", 0.05)
     looked, waits = threading.Event(), []
 
     async def wait_for(work, timeout, real=asyncio.wait_for):
@@ -271,7 +272,7 @@ def test_a_model_that_moves_is_awaited(tales, monkeypatch):
     monkeypatch.setattr(app.asyncio, "wait_for", wait_for)
     pool = ModelPool([ServedModel("slow", frozenset(["slow"]), load)])
     monkeypatch.setattr(tales, "close", lambda: None)
-    with serve_in_thread(pool, timeout=0.05) as server:
+    with serve_limited(pool, Limits(still_s=0.05), timeout=0.05) as server:
         assert ask_text(server, max_tokens=1).status in (200, 408)
     assert len(waits) > 3
 
@@ -298,10 +299,9 @@ def test_sixty_four_official_clients_at_once(endless):
         assert {text.result() for text in texts} == {"bcd"}
 
 
-def test_memory_bounds_the_queue(endless, monkeypatch):
+def test_memory_bounds_the_queue(endless):
     """Requests that wait may need so much together; one of any size may wait alone."""
-    monkeypatch.setattr(worker_module, "WAITING_BYTES", 50_000)
-    with serve_in_thread(endless, grace=0) as server:
+    with serve_limited(endless, Limits(waiting_bytes=50_000), grace=0) as server:
         held = [connect(server, **LONG)]
         until(lambda: busy(server))
         held.append(connect(server, **LONG, user="u" * 60_000))

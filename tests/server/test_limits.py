@@ -23,9 +23,18 @@ from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.llama.weights import Weights
 from gguf_spec.protocols import bodies as protocol
 from gguf_spec.protocols import fit
-from gguf_spec.server import Settings, serve_in_thread, uploads
+from gguf_spec.server import Settings, serve_in_thread
+from gguf_spec.server.settings import Limits
 from gguf_spec.server.uploads import BodyReader
-from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
+from tests.server.conftest import (
+    Limited,
+    ask,
+    ask_chat,
+    ask_text,
+    serve_limited,
+    threads_since,
+    until,
+)
 
 KEY = "sk-correct-horse"
 
@@ -236,9 +245,8 @@ def test_a_body_of_the_largest_size(tales):
         assert ask_text(one, **body | {"user": body["user"] + "y"}).status == 413
 
 
-def test_bodies_that_were_received_are_no_longer_counted(tales, monkeypatch):
-    monkeypatch.setattr(uploads, "BODIES_MAX", 1_000)
-    with serve_in_thread(tales) as one:
+def test_bodies_that_were_received_are_no_longer_counted(tales):
+    with serve_limited(tales, Limits(bodies_bytes=1_000)) as one:
         fields = {"content": "a" * 900}
         statuses = [ask(one, "POST", "/tokenize", fields).status for _ in range(3)]
     assert statuses == [200] * 3
@@ -527,15 +535,14 @@ def test_a_body_of_too_many_values(server, monkeypatch):
     assert ask_text(server).status == 200
 
 
-def test_large_bodies_that_wait_for_their_turn_are_counted(monkeypatch):
-    monkeypatch.setattr(uploads, "BODIES_MAX", 150_000)
+def test_large_bodies_that_wait_for_their_turn_are_counted():
     bodies = [b"a" * 70_000] * 4
 
     async def convert():
-        reader = BodyReader(Settings(), lambda: False)
+        reader = BodyReader(Limited(limits=Limits(bodies_bytes=150_000)), lambda: False)
         waiting = (reader.convert(body, len, body) for body in bodies)
         done = await asyncio.gather(*waiting, return_exceptions=True)
-        return [getattr(one, "status", one) for one in done], reader._n_held
+        return [getattr(one, "status", one) for one in done], reader.n_held
 
     assert asyncio.run(convert()) == ([70_000, 70_000, 429, 429], 0)
 
@@ -608,13 +615,13 @@ def test_a_text_that_is_cut_is_not_tokenised_whole(server, read, path):
         ("/v1/messages/count_tokens", {"messages": [USER]}, None),
     ],
 )
-def test_counts_have_a_limit_above_the_context(server, monkeypatch, path, fields, param):
-    n = len(server.app._pool.loaded(server.app._pool.default).llm.tokenize(LONG))
+def test_counts_have_a_limit_above_the_context(server, tales, path, fields, param):
+    n = len(tales.tokenize(LONG))
     reply = ask(server, "POST", path, fields).json()
     found = len(reply["tokens"]) if param else reply["input_tokens"]
     assert n <= found <= n + 30 and n > 2048
-    monkeypatch.setattr("gguf_spec.server.model_routes.COUNTED_MAX", 100)
-    reply = ask(server, "POST", path, fields)
+    with serve_limited(tales, Limits(counted=100)) as one:
+        reply = ask(one, "POST", path, fields)
     message = reply.json()["error"]["message"]
     assert reply.status == 400 and ("about" in message or "too long" in message)
 

@@ -186,7 +186,7 @@ def test_a_client_that_leaves_does_not_take_the_model_from_the_others(random_mod
     def load(progress, n_ctx=None):
         asked.append(n_ctx)
         if n_ctx:
-            [job] = server.app.worker._running
+            [job] = server.app.worker.running
             server.app.worker.cancel(job, "client_closed")
             given.set()
         return model.load(progress, n_ctx)

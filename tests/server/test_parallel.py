@@ -236,8 +236,8 @@ def test_a_request_out_of_time_between_two_turns_ends_at_once(letters):
         many = clients.submit(ask_text, server, prompt="ab", n=60, max_tokens=50, temperature=0)
         until(lambda: busy(server))
         held, worker = connect(server, **LONG | {"max_tokens": 15_000}), server.app.worker
-        until(lambda: worker._waiting and worker._waiting[0].has_more)
-        worker.cancel(worker._waiting[0], "timeout")
+        until(lambda: worker.waiting and worker.waiting[0].has_more)
+        worker.cancel(worker.waiting[0], "timeout")
         choices = many.result().json()["choices"]
         assert busy(server), "the other one goes on"
         held.close()
@@ -301,8 +301,8 @@ def test_a_timeout_ends_only_its_own_request(letters):
             clients.submit(ask_text, server, **LONG | {"max_tokens": 15_000}),
             server.app.worker,
         )
-        until(lambda: worker._running)
-        [job] = worker._running
+        until(lambda: worker.running)
+        [job] = worker.running
         short = [ask_text(server, prompt="a", temperature=0, max_tokens=5).json() for _ in range(5)]
         assert {one["choices"][0]["text"] for one in short} == {"bcdef"}
         worker.cancel(job, "timeout")

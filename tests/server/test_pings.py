@@ -14,8 +14,7 @@ from gguf_spec.protocols.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
 from gguf_spec.results import Chunk, Completion, Stats
 from gguf_spec.runtime.generation import Generation
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.events import Done, Ping
-from gguf_spec.server.jobs import Job
+from gguf_spec.server.jobs import Done, Job, Ping
 from gguf_spec.server.settings import Settings
 from gguf_spec.server.streams import AnswerStream
 from gguf_spec.tools.families import family_of

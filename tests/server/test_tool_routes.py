@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from gguf_spec.server import serve_in_thread, tool_routes
+from gguf_spec.server import serve_in_thread
+from gguf_spec.server.settings import Limits
 from gguf_spec.tool_servers import ToolServer
-from tests.server.conftest import ask, until
+from tests.server.conftest import ask, serve_limited, until
 from tests.tools.test_tool_servers import COMMAND, is_alive, programs
 
 pytest.importorskip("mcp")
@@ -114,11 +115,11 @@ def test_a_server_that_is_bad_stops_nothing(tales, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_calls_that_hang_stop_nothing(tales, monkeypatch):
+def test_calls_that_hang_stop_nothing(tales):
     """Other requests are answered meanwhile, too many calls are refused, and the end does not wait."""
-    monkeypatch.setattr(tool_routes, "MOST", 2)
     others = {one.pid for one in programs()}
-    with serve_in_thread(tales, tool_servers=[ToolServer("s", COMMAND, timeout=600)]) as server:
+    tools = [ToolServer("s", COMMAND, timeout=600)]
+    with serve_limited(tales, Limits(calls=2), tool_servers=tools) as server:
         token = token_of(server)
         post(server, token=token)
         body = {"name": "hangs", "arguments": "{}", "most": 10}
@@ -130,7 +131,7 @@ def test_calls_that_hang_stop_nothing(tales, monkeypatch):
         threads = [threading.Thread(target=call) for _ in range(2)]
         for one in threads:
             one.start()
-        until(lambda: server.app.tools._n_running == 2)
+        until(lambda: server.app.tools.n_running == 2)
         assert post(server, "/page/tools/call", body, token).status == 429
         assert ask(server).status == 200
         own = [one for one in programs() if one.pid not in others]

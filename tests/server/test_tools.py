@@ -53,7 +53,7 @@ ANSWERS = [
 
 def saying(path, template, pieces):
     """Write a model that answers every prompt with these pieces, a token each."""
-    letters = tiny._byte_letters()
+    letters = tiny.byte_letters()
     tokens = [
         *tiny.TOKENS[:-3],
         *("".join(letters[byte] for byte in piece.encode()) for piece in pieces),

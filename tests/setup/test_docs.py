@@ -56,7 +56,7 @@ OTHER_OPTIONS |= {"--contenders", "--long", "--peer", "--runs", "--users", "--wi
 OTHER_OPTIONS |= {
     name
     for command in ("serve", "generate")
-    for one in foreign._foreign_options(command, frozenset())
+    for one in foreign.foreign_options(command, frozenset())
     for name in one.opts
 }
 OTHER_OPTIONS |= {"--onefile", "--find-links", "--no-index"}  # of PyInstaller, pip

@@ -24,7 +24,7 @@ def answering(path, answers, template=TEMPLATE, n_ctx=2048):
         template: Its chat template.
         n_ctx: Its context.
     """
-    letters = tiny._byte_letters()
+    letters = tiny.byte_letters()
     pieces = [
         "".join(letters[byte] for byte in piece.encode())
         for said in answers.values()

@@ -34,14 +34,14 @@ CHATML = (
 )
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """Return the letter that GPT-2's tokenizer writes for each byte."""
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(b if b in shown else next(others)) for b in range(256)]
 
 
-TOKENS = [*_byte_letters(), *(m.replace(" ", "") for m in MERGES), *SPECIAL]
+TOKENS = [*byte_letters(), *(m.replace(" ", "") for m in MERGES), *SPECIAL]
 END, IM_START, IM_END = (TOKENS.index(s) for s in SPECIAL)
 
 
@@ -108,7 +108,7 @@ def one_text(text: str, for_ever: bool = False) -> tuple[dict[str, Any], dict[st
         name: tensor if "norm" in name or "embd" in name else np.zeros_like(tensor)
         for name, tensor in tensors.items()
     }
-    letters = _byte_letters()
+    letters = byte_letters()
     ids = [TOKENS.index(letters[byte]) for byte in text.encode()]
     for now, after in zip(ids, [*ids[1:], ids[0] if for_ever else END], strict=True):
         tensors["output.weight"][after] = 100 * tensors["token_embd.weight"][now]

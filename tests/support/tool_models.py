@@ -31,7 +31,7 @@ def special_of(name):
 
 def _vocabulary(name, pieces=()):
     """Return tokens and their metadata: the family's markers are special tokens without text."""
-    letters = tiny._byte_letters()
+    letters = tiny.byte_letters()
     words = ["".join(letters[byte] for byte in piece.encode()) for piece in pieces]
     normal = [*tiny.TOKENS[:-3], *(word for word in words if word not in tiny.TOKENS)]
     special = [*special_of(name), *tiny.SPECIAL]
@@ -59,7 +59,7 @@ def saying(path, name, text):
     pattern = "|".join(map(re.escape, names))
     parts = [part for part in re.split(f"({pattern})", text) if part] if names else [text]
     tokens, words, added, end = _vocabulary(name, [part for part in parts if part not in names])
-    letters = tiny._byte_letters()
+    letters = tiny.byte_letters()
     metadata, tensors = tiny.llama(n_vocab=len(tokens))
     for tensor_name, tensor in tensors.items():
         if not ("norm" in tensor_name or "embd" in tensor_name):

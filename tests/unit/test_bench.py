@@ -23,7 +23,7 @@ from gguf_spec.bench import (
     workloads,
 )
 from gguf_spec.bench.workloads import _BARGAIN, LONG_WORKLOADS, Conversation, choose_workloads
-from gguf_spec.cli.bench import _impossible
+from gguf_spec.cli.bench import impossible
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import Sampling, Speculation
 
@@ -130,8 +130,8 @@ def test_where_nothing_is_predicted_nothing_is_gained():
 
 def test_a_speed_up_that_drafts_cannot_give_is_marked():
     """Seen beside other programs: 42.29 x, where 9 of 10 tokens were drafted at most."""
-    assert _impossible(case()) == ""
-    assert "drafts give at most" in _impossible(case(ours=(420, 420, 420)))
+    assert impossible(case()) == ""
+    assert "drafts give at most" in impossible(case(ours=(420, 420, 420)))
 
 
 def test_the_sentence():
@@ -459,7 +459,7 @@ def test_a_conversation_continues_with_the_answers():
 
     text = SimpleNamespace(prompt="text", generate=generate, forget=lambda: None)
     assert [
-        answer.text for answer in module._converse(text, Conversation(("a", "b", "c")), None, None)
+        answer.text for answer in module.converse(text, Conversation(("a", "b", "c")), None, None)
     ] == ["<1>", "<2>", "<3>"]
     assert asked == ["a", "a<1>b", "a<1>b<2>c"]
     asked.clear()
@@ -467,7 +467,7 @@ def test_a_conversation_continues_with_the_answers():
         SimpleNamespace(prompt="chat", generate=generate, forget=lambda: None),
         ({"role": "user", "content": "0"},),
     )
-    list(module._converse(chat, Conversation(("a", "b"), before, "So: "), None, None))
+    list(module.converse(chat, Conversation(("a", "b"), before, "So: "), None, None))
     assert asked[1] == [
         *before, {"role": "user", "content": "a"}, {"role": "assistant", "content": "So: <1>"}, {"role": "user", "content": "b"},
     ]  # fmt: skip

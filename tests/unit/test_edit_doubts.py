@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gguf_spec.edit import EditPlan
-from gguf_spec.edit.doubts import _new_values, doubts
+from gguf_spec.edit.doubts import doubts, new_values
 from gguf_spec.edit.hunks import Hunk
 from gguf_spec.edit.structure import changed_runs, data_changes, tree_of
 
@@ -206,7 +206,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("ask", "values"), VALUES)
 def test_the_new_values_of_an_instruction(ask, values):
-    assert [*_new_values(ask)] == values
+    assert [*new_values(ask)] == values
 
 
 LONG = "# Tool\n\n" + "".join(

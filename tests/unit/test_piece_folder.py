@@ -14,13 +14,9 @@ from gguf_spec.system.piece_folder import Piece, PieceFolder, all_files, folder_
 from tests.support.children import Child
 
 
-@pytest.fixture(autouse=True)
-def plenty(monkeypatch):
-    monkeypatch.setattr(piece_folder, "_RESERVE", 0)
-
-
 def folder_at(path, limit=10**6):
     folder = PieceFolder(path, limit)
+    folder.reserve = 0
     assert folder.open()
     return folder
 
@@ -207,9 +203,9 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, caplog, number, step):
     assert put(folder, root, b"x"), "when it works again"
 
 
-def test_a_full_disk_is_left_alone(tmp_path, monkeypatch, caplog):
+def test_a_full_disk_is_left_alone(tmp_path, caplog):
     folder = folder_at(tmp_path)
-    monkeypatch.setattr(piece_folder, "_RESERVE", 1 << 62)
+    folder.reserve = 1 << 62
     assert not folder.write(Piece("a" * 32, "b" * 32, 1), {}, [b"data"])
     assert "left on its disk" in caplog.text
 
@@ -249,7 +245,7 @@ def trace(frame, event, arg):
         if n < 0:
             os.kill(os.getpid(), 9)
     return trace
-piece_folder._RESERVE = 0
+PieceFolder.reserve = 0
 folder = PieceFolder(Path(sys.argv[1]), 10**6)
 assert folder.open()
 sys.settrace(trace)
@@ -332,7 +328,7 @@ def test_a_hundred_kills(tmp_path):
         check_three(path, whole=True)
         parts = [*(path / "new").glob("*")]
         assert len(parts) <= 1
-        piece_folder._remove_unfinished(path / "new")
+        piece_folder.remove_unfinished(path / "new")
     assert found == {0, 1, 2, 3}
 
 

@@ -318,11 +318,10 @@ def test_a_bar_is_lines_in_a_pipe(capsys, monkeypatch, quiet):
 
 
 @pytest.mark.parametrize("in_pipe", [False, True])
-def test_a_status_is_lines_in_a_pipe(capsys, monkeypatch, in_pipe):
+def test_a_status_is_lines_in_a_pipe(capsys, in_pipe):
     """For those who ask for it: one after 15 seconds, not one for each text."""
     now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    line = StatusLine(in_pipe=in_pipe)
+    line = StatusLine(in_pipe=in_pipe, clock=lambda: now[0])
     line.show("1 of 9 lines")
     now[0] += 15.0
     line.show("2 of 9 lines")

@@ -31,12 +31,13 @@ def test_the_binding_of_this_environment_fits():
     assert structures.misfit(C) == ""
 
 
-def test_it_fits_where_sizes_cannot_be_seen(monkeypatch):
-    monkeypatch.setattr(structures, "_PLACE_FIRST", False)
-    assert structures.misfit(C) == ""
+def test_it_fits_where_sizes_cannot_be_seen():
+    assert structures.misfit(C, place_first=False) == ""
+    longer = with_members([*REAL._fields_, WIDE])
+    assert structures.misfit(longer, place_first=False) == "", "one that was appended"
 
 
-@pytest.mark.skipif(not structures._PLACE_FIRST, reason="sizes are seen on x86-64 only")
+@pytest.mark.skipif(not structures.PLACE_FIRST, reason="sizes are seen on x86-64 only")
 def test_sizes():
     real, n = list(REAL._fields_), ctypes.sizeof(REAL)
     assert structures.misfit(with_members(real)) == ""
@@ -46,16 +47,16 @@ def test_sizes():
     assert longer == f"{NAME} has {n} bytes in its library, but {n + 8} in its declaration"
 
 
-@pytest.mark.parametrize("place_first", {structures._PLACE_FIRST, False})
-def test_a_member_that_moved(monkeypatch, place_first):
-    monkeypatch.setattr(structures, "_PLACE_FIRST", place_first)
+@pytest.mark.parametrize("place_first", {structures.PLACE_FIRST, False})
+def test_a_member_that_moved(place_first):
     real = list(REAL._fields_)
     at = [name for name, _ in real].index("type_k")
     moved = [*real[:at], WIDE, *real[at:-1]]  # the same size
-    assert structures.misfit(with_members(moved)) == f"{NAME}.type_k is 0 by default, not 1"
+    found = structures.misfit(with_members(moved), place_first)
+    assert found == f"{NAME}.type_k is 0 by default, not 1"
 
 
-@pytest.mark.parametrize("name", [*structures._NEEDED, *structures._DEFAULTS])
+@pytest.mark.parametrize("name", [*structures.NEEDED, *structures.DEFAULTS])
 def test_a_function_that_does_not_exist(name):
     old = types.SimpleNamespace(**{key: one for key, one in vars(C).items() if key != name})
     assert structures.misfit(old) == f"it lacks {name}"

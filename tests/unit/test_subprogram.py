@@ -60,12 +60,12 @@ def test_an_app_without_freeze_support_starts_no_child(
         jinja_sandbox.TemplateFailure,
         match="it is too complex to run inside this program, and a packed",
     ):
-        jinja_sandbox._render_in_child("x", "{}", 1)
+        jinja_sandbox.render_in_child("x", "{}", 1)
 
 
 def test_pip_is_refused(frozen, never_started, tmp_path):
     with pytest.raises(errors.PackageError, match="a packed program has no pip") as caught:
-        package._command("a-model", "a-package==1", tmp_path)
+        package.command("a-model", "a-package==1", tmp_path, package.programs())
     assert sys.executable not in caught.value.hint
 
 

@@ -12,7 +12,7 @@ from gguf_spec.cli.embed import _texts
 from gguf_spec.cli.generate import read_prompt
 from gguf_spec.cli.text_file import TextFile
 from gguf_spec.errors import GgufSpecError
-from gguf_spec.runtime.load import InvalidOptionError, _read_reference
+from gguf_spec.runtime.load import InvalidOptionError, read_reference
 from gguf_spec.system import files
 from gguf_spec.system.files import read_text
 
@@ -32,7 +32,7 @@ def test_marks_and_encodings(tmp_path, monkeypatch, data):
     monkeypatch.setattr(sys, "stdin", None)
     (tmp_path / "text").write_bytes(data)
     assert read_text(tmp_path / "text") == read_text(io.BytesIO(data)) == TEXT
-    assert _read_reference(tmp_path / "text") == TEXT
+    assert read_reference(tmp_path / "text") == TEXT
     assert read_prompt(None, [tmp_path / "text"]).strip() == TEXT.strip()
 
 
@@ -80,7 +80,7 @@ def test_reading_an_endless_file_ends(pipe):
         read_prompt("a", [zeros])
     assert "/dev/zero" in error.value.format_message()
     with pytest.raises(InvalidOptionError, match=r"4,096 bytes"):
-        _read_reference(zeros)
+        read_reference(zeros)
     with pytest.raises(GgufSpecError, match="no context holds"):
         TextFile(zeros)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from ...errors import SessionError
 from ...system.files import atomic_write, remedy, state_folder
 
 _FORMAT = "gguf-spec-conversations"
-_MOST = 200  # chats that are kept
 _SHOWN = 20  # chats in the list
 
 
@@ -51,7 +50,13 @@ class KeptChats:
     problem: str
     folder: Path
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 200, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        """Find the folder, in which the last `most` chats stay.
+
+        Args:
+            clock_ns: Returns the time in nanoseconds.
+        """
+        self._most, self._clock_ns = most, clock_ns
         self.folder, self.problem = state_folder() / "chats", ""
         self._path: Path | None = None
         self._has_failed = False
@@ -105,14 +110,15 @@ class KeptChats:
         """
         messages = [one for one in messages if one["role"] != "tool" and "tool_calls" not in one]
         title = next((plain(one) for one in messages if one["role"] == "user"), "")
+        now_ns = self._clock_ns()
         last = max(self.folder.glob(f"{'[0-9]' * 20}.json"), default=None)
         if not (path := self._path) or path != last:
             after = int(last.stem) + 1 if last else 0
-            path = self.folder / f"{max(time.time_ns(), after):020}.json"
+            path = self.folder / f"{max(now_ns, after):020}.json"
         chat = {
             "id": path.stem,
             "title": textwrap.shorten(title, 60, placeholder="..."),
-            "updated": round(1000 * time.time()),
+            "updated": round(now_ns / 1e6),
             "model": model,
             "messages": [{**one, "content": plain(one)} for one in messages],
             "settings": dict(settings),
@@ -128,7 +134,7 @@ class KeptChats:
             if self._path and self._path != path:
                 self._path.unlink(missing_ok=True)
             self._path = path
-            for old in sorted(self.folder.glob("*.json"))[:-_MOST]:
+            for old in sorted(self.folder.glob("*.json"))[: -self._most]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             if not self._has_failed:
