@@ -71,8 +71,8 @@ class Pieces:
         self.grammars: dict[str, Known] = {}
         self.most_known: int = 1_000_000
         self._tree: TokenTree | None = None
-        self._sizes = self.ends - self.begins
-        self.longest = int(self._sizes.max(initial=0))
+        self._sizes: NDArray[np.int64] = self.ends - self.begins
+        self.longest: int = int(self._sizes.max(initial=0))
         self._up_to: dict[int, NDArray[np.uint8]] = {}
 
     def up_to(self, n_bytes: int) -> NDArray[np.uint8]:
