@@ -292,14 +292,16 @@ _FAMILIES = (
     {".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".hxx", ".m", ".mm", ".ino"},
     {".java", ".kt", ".kts", ".scala", ".groovy"},
 )
-_MOST_FILES, _MOST_FILE_BYTES = 5_000, 1_000_000
+# Entries of folders that are looked at, bytes that are read, and those of a file.
+_MOST_ENTRIES, _MOST_SEARCHED, _MOST_FILE_BYTES = 20_000, 64 << 20, 1_000_000
 
 
-def files_with(name: str, path: Path) -> set[Path]:
+def files_with(name: str, path: Path, most: int = _MOST_ENTRIES) -> set[Path]:
     """Return other source files that have a name of a file, and seem to know that file.
 
     They stand in its folder, or have its name or the one of its folder in their text. Files of the
-    same work tree of git are looked at, without one those of the folder; 5,000 at most.
+    same work tree of git are looked at, without one those of the folder. A tree may be a whole home
+    folder, so the search ends after `most` entries of folders, or 64 MiB of text.
 
     Args:
         name: A name of the file at `path`, which is absolute.
@@ -311,18 +313,20 @@ def files_with(name: str, path: Path) -> set[Path]:
     near = re.compile(rb"(?<!\w)(?:%b|%b)(?!\w)" % (
         re.escape(path.stem.encode()), re.escape(path.parent.name.encode())
     ))  # fmt: skip
-    found, n = set[Path](), 0
+    found, n_seen, n_bytes = set[Path](), 0, 0
     for where, folders, names in os.walk(tree or path.parent):
+        n_seen += len(folders) + len(names)
         is_own = (one for one in folders if one not in _NOT_OWN and not one.startswith("."))
         folders[:] = sorted(is_own) if tree else []
         for other in (Path(where, one) for one in sorted(names)):
             if other.suffix.lower() not in endings or other == path or other.is_symlink():
                 continue
-            n += 1
-            if n > _MOST_FILES:
-                return found
             with contextlib.suppress(OSError):
-                data = other.read_bytes() if other.stat().st_size <= _MOST_FILE_BYTES else b""
+                size = other.stat().st_size  # 0 of a pipe, which would not end
+                data = other.read_bytes() if 0 < size <= _MOST_FILE_BYTES else b""
+                n_bytes += len(data)
                 if word.search(data) and (other.parent == path.parent or near.search(data)):
                     found.add(other)
+        if n_seen > most or n_bytes > _MOST_SEARCHED:
+            break
     return found

@@ -13,6 +13,7 @@ import pytest
 
 from gguf_spec import Stats
 from gguf_spec.cli.edit import _status
+from gguf_spec.cli.text_file import files_with
 from tests.cli.test_errors import check
 from tests.support import children, tiny
 
@@ -294,6 +295,18 @@ def test_a_rename_names_the_other_files_with_the_name(here, project):
     assert "also stands" not in here("edit", store, RENAME, "--json").stderr.decode()
     local = "rename the parameter a to b"
     assert "also stands" not in here("edit", store, local, "--diff").stderr.decode()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_the_search_for_a_name_ends(project):
+    """The work tree may be a whole home folder, and have files that are none."""
+    (project / ".git").mkdir()
+    os.mkfifo(project / "shop" / "pipe.py")
+    (project / "shop" / "large.py").write_text("total = 1\n" + "#\n" * 500_000)
+    store = project / "shop" / "store.py"
+    names = {one.name for one in files_with("total", store)}
+    assert names == {"cart.py", "test_store.py"}
+    assert files_with("total", store, most=0) == set(), "the first folder has no source"
 
 
 def test_a_file_that_imports_what_another_one_renames_is_renamed_with_it(here, project):
