@@ -1,45 +1,49 @@
 // The way into llama.cpp: before it computes an operation on the CPU, ggml asks each entry of a list of "extra buffer types" whether it
 // wants to. start() puts one at the front of that list. It takes matrix products and attention for which there is a kernel; all
-// other operations go on as ever. No weights are copied. llama.cpp's large buffers get large memory pages, and ggml's own threads, in
-// builds without OpenMP, are kept and sleep where they wait long.
-#if defined(__aarch64__)
-#include <sys/auxv.h>
-#else
-#include <cpuid.h>
-#endif
-#include <dlfcn.h>
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+// other operations go on as ever. No weights are copied. On Linux llama.cpp's large buffers get large memory pages, and ggml's own threads, in
+// builds without OpenMP, are kept and sleep where they wait long. It does not know other systems: system.h does.
 #include <atomic>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #include "kernels.h"
+#include "system.h"
+
+// The sets that the library was compiled with: -D'SETS=SET(avx512vnni) SET(avx2)', the best one first; -DTILES: with tiles.cpp.
+#ifndef SETS
+#define SETS
+#endif
+#define SET(name) extern const Kernels kernels_##name;
+SETS
+#undef SET
 
 Ggml ggml;
 
 namespace {
 
-// The sets; those that were not compiled are null. With tiles, products of many rows have other kernels.
+// With tiles, products of many rows have other kernels.
 struct Set {
     const char * name;
     const Kernels * kernels;
     const Tiled * tiles;
 };
+#define SET(name) {#name, &kernels_##name, nullptr},
+const Set all_sets[] = { // ends without a name
+#if defined(TILES)
+    {"amx", &kernels_avx512vnni, tile_products},
+#endif
+    SETS {nullptr, nullptr, nullptr},
+};
 #if defined(__aarch64__)
-const Set all_sets[] = {{"neoni8mm", &kernels_neoni8mm, nullptr}, {"neondot", &kernels_neondot, nullptr}};
 const char * const lacks = "!this processor lacks instructions for dot products (ARMv8.2)";
 #else
 const char * const lacks = "!this processor lacks AVX2, FMA or F16C";
-const Set all_sets[] = {
-    {"amx", &kernels_avx512vnni, tile_products}, {"avx512vnni", &kernels_avx512vnni, nullptr}, {"avx512", &kernels_avx512, nullptr},
-    {"avxvnni", &kernels_avxvnni, nullptr}, {"avx2", &kernels_avx2, nullptr},
-};
 #endif
 const Set * used;                       // the set in use
 const Kernels * kernels;                // its kernels
@@ -50,13 +54,13 @@ std::atomic<long> n_products, n_attentions; // operations computed, for tests
 // What llama.cpp was compiled for decides how it repacks weights, and with that the set; vectors of 256 bits have a layout of their own.
 int (*is_for_i8mm)(), (*vector_bytes)();
 
-// Whether a set was compiled, and processor and system have its instructions.
+// Whether processor and system have the instructions of a set.
 bool has(const Set & set) {
-    const bool pairs = set.kernels == &kernels_neoni8mm;
-    return set.kernels && getauxval(AT_HWCAP) >> 20 & 1 && (!pairs || getauxval(AT_HWCAP2) >> 13 & 1) && pairs == (is_for_i8mm() != 0); // ASIMDDP, I8MM
+    const bool pairs = !strcmp(set.name, "neoni8mm");
+    const Processor here = processor();
+    return here.dot_products && (!pairs || here.i8mm) && pairs == (is_for_i8mm() != 0);
 }
 bool has_eight_columns(const Tensor * w) { return w->type == Q4_0 && w->ne[1] % 8 == 0 && is_for_i8mm() && vector_bytes() == 32; } // repacked; otherwise four
-void wait_a_little() { asm volatile("isb"); } // about as long as x86's; `yield` does nothing on most processors
 
 // Call ggml_graph_plan, which writes its large result where register x8 says.
 void call_plan(void * result, void * plan_of, void * graph) {
@@ -68,23 +72,23 @@ void call_plan(void * result, void * plan_of, void * graph) {
 }
 #else
 bool has_eight_columns(const Tensor *) { return false; }
-void wait_a_little() { __builtin_ia32_pause(); }
 void call_plan(void * result, void * plan_of, void * graph) { ((void (*)(void *, void *, int, void *)) plan_of)(result, graph, 1, nullptr); } // its result is in memory
 
-// Whether a set was compiled, and processor and system have its instructions.
+// Whether processor and system have the instructions of a set.
 bool has(const Set & set) {
     unsigned a, b, c, d, b7, c7, d7, a71 = 0, low, high, unused;
-    if (!set.kernels || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return false;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &d, &unused);
     asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); // registers that the system saves
     const auto all = [](unsigned word, unsigned bits) { return (word & bits) == bits; };
     const bool avx2 = all(low, 6) && all(c, 1u << 12 | 1u << 29) && all(b7, 1u << 5);                // FMA, F16C; AVX2
     const bool avx512 = avx2 && all(low, 0xe0) && all(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31); // F, DQ, BW, VL
-    if (set.kernels == &kernels_avx2) return avx2;
-    if (set.kernels == &kernels_avxvnni) return avx2 && a71 >> 4 & 1;
-    if (set.kernels == &kernels_avx512) return avx512;
+    const auto is = [&](const char * name) { return !strcmp(set.name, name); };
+    if (is("avx2")) return avx2;
+    if (is("avxvnni")) return avx2 && a71 >> 4 & 1;
+    if (is("avx512")) return avx512;
     if (!avx512 || !(c7 >> 11 & 1)) return false;
-    return strcmp(set.name, "amx") || (set.tiles && all(low, 3u << 17) && all(d7, 1u << 22 | 3u << 24)); // BF16, TILE, INT8
+    return !is("amx") || (all(low, 3u << 17) && all(d7, 1u << 22 | 3u << 24)); // BF16, TILE, INT8
 }
 #endif
 
@@ -332,18 +336,24 @@ void * allocate_large_pages(BufferType * type, size_t bytes) {
     constexpr size_t page = 2 << 20, least = 32 << 20; // malloc has parts of a common heap below, and a mapping for each above
     void * buffer = allocate(type, bytes);
     if (!buffer || bytes <= least) return buffer;
-    const size_t start = (size_t) ggml.buffer_start(buffer), first = (start + page - 1) / page * page, last = (start + bytes) / page * page;
-    madvise((void *) first, last - first, MADV_HUGEPAGE); // where it fails the pages stay small
+    ask_for_large_pages(ggml.buffer_start(buffer), bytes, page);
     return buffer;
 }
 
 // ---- threads of builds without OpenMP
 //
 // ggml makes threads for each pass, and ends them after it; at a barrier they spin until the last one is there. If another program uses the
-// core of one, the others spin for its whole time slice. Here the threads of a caller are kept, and sleep after `n_spins` turns.
+// core of one, the others spin for its whole time slice. Here the threads of a caller are kept, and sleep after `n_spins` turns. That is for
+// Linux, where the calls of ggml's library can be replaced (gguf_spec/llama/library.py).
 
+#if defined(__linux__)
 int n_spins;
 std::atomic<int> n_sleepers; // threads that sleep at a barrier
+#if defined(__aarch64__)
+void wait_a_little() { asm volatile("isb"); } // about as long as x86's; `yield` does nothing on most processors
+#else
+void wait_a_little() { __builtin_ia32_pause(); }
+#endif
 long futex(std::atomic<int> * word, int what, int value) { return syscall(SYS_futex, word, what, value, nullptr, nullptr, 0); }
 
 void barrier(void * threads) {
@@ -404,6 +414,7 @@ void * kept_threads(int n) {
 GraphPlan plan(const void * graph, int n_threads, void * threads) {
     return ggml.plan(graph, n_threads, threads || n_threads < 2 ? threads : kept_threads(n_threads));
 }
+#endif
 
 bool is_known(const char * version) {
     static const char * const all[] = {GGUF_SPEC_GGML_VERSIONS};
@@ -417,7 +428,7 @@ bool is_known(const char * version) {
 // The version alone does not tell: releases with the same number have other structures. So what the libraries answer is compared with
 // what is read from memory by our declarations.
 
-template <typename F> bool find(void * library, const char * name, F & function) { return (function = (F) dlsym(library, name)); }
+template <typename F> bool find(void * library, const char * name, F & function) { return (function = (F) symbol(library, name)); }
 
 char fact[256]; // what is off; empty if nothing is
 bool is_off(const char * what, size_t found, size_t expected) {
@@ -430,19 +441,12 @@ bool is_elsewhere(const char * what, const void * found, const void * expected) 
     return found != expected;
 }
 
-// Whether four pointers can be read there.
-bool is_mapped(const void * p) {
-    const size_t page = sysconf(_SC_PAGESIZE), first = (size_t) p & ~(page - 1), n = (size_t) p + 4 * sizeof(p) - first;
-    unsigned char pages[2];
-    return p && (size_t) p % sizeof(p) == 0 && !mincore((void *) first, n, pages);
-}
 // Whether an object is one of a class of the library with a function, and has the functions of an ExtraBufferType.
 bool is_object_beside(void * object, void * function) {
     if (!is_mapped(object) || !is_mapped(*(void **) object)) return false;
     void ** functions = *(void ***) object;
-    Dl_info library, supports, traits;
-    return dladdr(function, &library) && dladdr(functions[2], &supports) && dladdr(functions[3], &traits) &&
-           supports.dli_fbase == library.dli_fbase && traits.dli_fbase == library.dli_fbase;
+    void * const library = library_of(function);
+    return library && library_of(functions[2]) == library && library_of(functions[3]) == library;
 }
 
 // std::vector: first, last, and end of the memory
@@ -532,6 +536,7 @@ bool buffers_are_off(void * base, void * cpu) {
     return !is_object_beside(repacked()->context, (void *) repacked) && is_elsewhere("a buffer type's context", here, nullptr);
 }
 
+#if defined(__linux__)
 // Whether a pool of threads is not as declared: a pass of one thread writes the number of threads there.
 bool pool_is_off(void * cpu, void * base) {
     void * (*init)(InitParams), (*end)(void *), * (*new_graph)(void *);
@@ -552,6 +557,7 @@ bool pool_is_off(void * cpu, void * base) {
     if (context) end(context);
     return is_off;
 }
+#endif
 
 // What is off; empty where our declarations fit.
 const char * misfit(void * cpu, void * base) {
@@ -561,14 +567,12 @@ const char * misfit(void * cpu, void * base) {
 
 } // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
-// Return which fact of llama.cpp's loaded libraries (dlopen's handles, as below) is not as declared here; empty if all are.
+// Return which fact of llama.cpp's loaded libraries (handles of dlopen or LoadLibrary, as below) is not as declared here; empty if all are.
 EXPORT const char * gguf_spec_kernels_misfit(void * cpu, void * base) { return misfit(cpu, base); }
 
 // Enter the kernels into llama.cpp's list. To be called before the first model is loaded: llama.cpp copies the list then.
 //
-// cpu, base: llama.cpp's loaded libraries with its CPU kernels and its tensors (dlopen's handles). wanted: name of an instruction set, or ""
+// cpu, base: llama.cpp's loaded libraries with its CPU kernels and its tensors (handles of dlopen or LoadLibrary). wanted: name of an instruction set, or ""
 // for the best one of this processor. Returns the name of the instruction set in use, or "!" and the reason why no kernels are in use.
 EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char * wanted) {
     if (used) return used->name;
@@ -577,29 +581,28 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
         snprintf(why, sizeof(why), "!they do not fit this llama.cpp: %s", fact);
         return why;
     }
-    const auto list = (ListFunction) dlsym(cpu, list_name);
-    const auto repacked = (TypeFunction) dlsym(cpu, repacked_name);
-    const auto plain = (TypeFunction) dlsym(base, "ggml_backend_cpu_buffer_type");
-    if (!ggml.barrier) ggml.barrier = (decltype(ggml.barrier)) dlsym(cpu, "ggml_barrier");
-    ggml.plan = (decltype(ggml.plan)) dlsym(cpu, "ggml_graph_plan");
-    ggml.buffer_type = (decltype(ggml.buffer_type)) dlsym(base, "ggml_backend_buffer_get_type");
-    ggml.buffer_bytes = (decltype(ggml.buffer_bytes)) dlsym(base, "ggml_backend_buffer_get_size");
-    ggml.buffer_start = (decltype(ggml.buffer_start)) dlsym(base, "ggml_backend_buffer_get_base");
-    ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) dlsym(cpu, "quantize_row_q8_0");
-    ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) dlsym(cpu, "quantize_row_q8_1");
+    const auto list = (ListFunction) symbol(cpu, list_name);
+    const auto repacked = (TypeFunction) symbol(cpu, repacked_name);
+    const auto plain = (TypeFunction) symbol(base, "ggml_backend_cpu_buffer_type");
+    if (!ggml.barrier) ggml.barrier = (decltype(ggml.barrier)) symbol(cpu, "ggml_barrier");
+    ggml.plan = (decltype(ggml.plan)) symbol(cpu, "ggml_graph_plan");
+    ggml.buffer_type = (decltype(ggml.buffer_type)) symbol(base, "ggml_backend_buffer_get_type");
+    ggml.buffer_bytes = (decltype(ggml.buffer_bytes)) symbol(base, "ggml_backend_buffer_get_size");
+    ggml.buffer_start = (decltype(ggml.buffer_start)) symbol(base, "ggml_backend_buffer_get_base");
+    ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) symbol(cpu, "quantize_row_q8_0");
+    ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) symbol(cpu, "quantize_row_q8_1");
     if (!list || !plain || !ggml.barrier || !ggml.plan || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1)
         return "!llama.cpp's libraries lack functions that the kernels need";
     ggml.repacked = repacked ? repacked() : nullptr;
 #if defined(__aarch64__)
     if (!find(cpu, "ggml_cpu_has_matmul_int8", is_for_i8mm) || !find(cpu, "ggml_cpu_get_sve_cnt", vector_bytes)) return "!llama.cpp's libraries lack functions that the kernels need";
 #endif
-    for (const Set & set : all_sets) {
+    for (const Set * one = all_sets; one->name; one++) {
+        const Set & set = *one;
         if (!has(set) || (*wanted && strcmp(set.name, wanted))) continue;
         List & entries = list();
         const size_t n = entries.last - entries.first;
-        void * make = dlsym(RTLD_DEFAULT, "_Znwm"); // operator new, as ggml finds it: it frees the list by operator delete
-        if (!make) make = dlsym(base, "_Znwm");
-        BufferType ** more = (BufferType **) (make ? (void * (*) (size_t)) make : malloc)((n + 1) * sizeof(*more));
+        BufferType ** more = (BufferType **) allocated_for(cpu, base, (n + 1) * sizeof(*more)); // ggml frees the list
         if (!more) break;
         used = &set, kernels = set.kernels;
         entry.get_name = [](BufferType *) { return "GGUF_SPEC"; };
@@ -619,13 +622,14 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
     return *wanted ? "!this processor, or the library, lacks the instruction set" : lacks;
 }
 
+#if defined(__linux__)
 // Prepare to keep ggml's threads, which sleep after `spins` turns at a barrier. Returns whether that is possible; the caller lets ggml call
 // the next three functions then, in place of ggml_barrier, pthread_cond_wait and ggml_graph_plan, before the first pass.
 EXPORT int gguf_spec_kernels_keep_threads(void * cpu, void * base, int spins) {
     if (*misfit(cpu, base)) return 0;
-    ggml.new_threads = (decltype(ggml.new_threads)) dlsym(cpu, "ggml_threadpool_new");
-    ggml.free_threads = (decltype(ggml.free_threads)) dlsym(cpu, "ggml_threadpool_free");
-    ggml.plan = (decltype(ggml.plan)) dlsym(cpu, "ggml_graph_plan");
+    ggml.new_threads = (decltype(ggml.new_threads)) symbol(cpu, "ggml_threadpool_new");
+    ggml.free_threads = (decltype(ggml.free_threads)) symbol(cpu, "ggml_threadpool_free");
+    ggml.plan = (decltype(ggml.plan)) symbol(cpu, "ggml_graph_plan");
     if (!ggml.new_threads || !ggml.free_threads || !ggml.plan || pool_is_off(cpu, base)) return 0;
     const auto free_threads = [](void * data) { ggml.free_threads(((Threads *) data)->pool); free(data); };
     const auto forget = [] { pthread_setspecific(threads_of_caller, nullptr); }; // a child by fork has no other threads
@@ -637,19 +641,25 @@ EXPORT int gguf_spec_kernels_keep_threads(void * cpu, void * base, int spins) {
 EXPORT void gguf_spec_kernels_barrier(void * threads) { barrier(threads); }
 EXPORT int gguf_spec_kernels_wait(pthread_cond_t * changed, pthread_mutex_t * lock) { return wait_for_work(changed, lock); }
 EXPORT GraphPlan gguf_spec_kernels_plan(const void * graph, int n_threads, void * threads) { return plan(graph, n_threads, threads); }
+#endif
 
 // For tests: switch products (1) and attention (2) on or off, in the whole process, between passes.
 EXPORT void gguf_spec_kernels_switch(int which) { switched_on = kernels ? which : 0; }
 
 // For tests: use another instruction set from now on; returns whether this processor has it.
 EXPORT int gguf_spec_kernels_use(const char * name) {
-    for (const Set & set : all_sets)
-        if (has(set) && used && !strcmp(set.name, name)) return used = &set, kernels = set.kernels, 1;
+    for (const Set * set = all_sets; set->name; set++)
+        if (!strcmp(set->name, name) && used && has(*set)) return used = set, kernels = set->kernels, 1;
     return 0;
 }
 
 // Whether tiles are in use: 1, or 0 if the set has none, or -1 if the system refuses them.
-EXPORT int gguf_spec_kernels_tiles() { return !used || !used->tiles ? 0 : may_use_tiles() ? 1 : -1; }
+EXPORT int gguf_spec_kernels_tiles() {
+#if defined(TILES)
+    if (used && used->tiles) return may_use_tiles() ? 1 : -1;
+#endif
+    return 0;
+}
 
 // For tests: the number of rows from which tiles are used, in the whole process; 0 for those of the kernels.
 EXPORT void gguf_spec_kernels_tiles_from(int rows) { tiles_from = rows; }

@@ -3,7 +3,9 @@
 // These declarations need no headers of llama.cpp, which its wheel has only in part. Functions of ggml are found at run time. The kernels are
 // used only where misfit() in entry.cpp finds that the loaded libraries have these structures: the version alone does not tell.
 #pragma once
+#if defined(__linux__)
 #include <pthread.h>
+#endif
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +49,7 @@ struct Tensor {
 };
 static_assert(sizeof(Tensor) == 336, "a tensor of ggml has 336 bytes");
 
+#if defined(__linux__)
 // ggml's own threads, in builds without OpenMP.
 struct ThreadPool {
     pthread_mutex_t lock; // its size depends on the processor
@@ -56,6 +59,7 @@ struct ThreadPool {
     alignas(64) std::atomic<int> n_barrier;        // threads that wait
     alignas(64) std::atomic<int> n_barrier_passed; // barriers so far
 };
+#endif
 
 struct ThreadPoolParams {
     bool mask[512]; // cores; none for all

@@ -40,15 +40,15 @@ struct TileProduct {
     // As Product::multiply, with packed rows; false, with nothing done, if the system lets this thread use no tiles.
     bool (*multiply)(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * rows, float * const * y, int64_t n, char * scratch);
 };
-// What tiles.cpp adds to a set's products; ends with a type of -1; null if it was not compiled.
+// What tiles.cpp adds to a set's products; ends with a type of -1.
 struct Tiled {
     int type;
     bool repacked;
     TileProduct tiles;
 };
-extern const Tiled tile_products[] __attribute__((weak));
+extern const Tiled tile_products[];
 // Whether the system lets this thread use tiles; asks it.
-bool may_use_tiles() __attribute__((weak));
+bool may_use_tiles();
 
 // All kernels for one instruction set.
 struct Kernels {
@@ -62,6 +62,3 @@ struct Kernels {
     bool (*attention)(const Params * params, const Tensor * op);
     const Sampling * sampling;
 };
-// A library has the sets that it was compiled with; the address of another is null.
-extern const Kernels kernels_avx2 __attribute__((weak)), kernels_avxvnni __attribute__((weak)), kernels_avx512 __attribute__((weak)), kernels_avx512vnni __attribute__((weak));
-extern const Kernels kernels_neondot __attribute__((weak)), kernels_neoni8mm __attribute__((weak));

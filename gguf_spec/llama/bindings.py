@@ -57,7 +57,7 @@ C: Any = llama_cpp
 # the folder of llama.cpp's shared libraries
 LIBRARY_FOLDER = Path(C._base_path).absolute()
 # the library with the CPU's kernels; None if it is unknown
-CPU_LIBRARY = cpu_library(C._lib)
+CPU_LIBRARY = cpu_library(C._lib, LIBRARY_FOLDER)
 if CPU_LIBRARY:
     CPU_LIBRARY.leave_out_llamafile()
 _LIBRARIES = [*libraries(C._lib, LIBRARY_FOLDER, CPU_LIBRARY)]

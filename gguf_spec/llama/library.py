@@ -115,6 +115,10 @@ class CpuLibrary:
         ctypes.c_void_p.from_address(pointer).value = address
         return True
 
+    def has(self, name: str) -> bool:
+        """Return whether it offers a function by this name."""
+        return hasattr(self.functions, name)
+
     def leave_out_llamafile(self) -> None:
         """Let matrix products round alike in passes of all widths.
 
@@ -157,10 +161,15 @@ def load_own_libraries() -> None:
                 ctypes.CDLL(str(Path(folder, file)))
 
 
-def cpu_library(llama: Any) -> CpuLibrary | None:
-    """Return the library with the CPU's kernels; None if it is unknown, as on Windows."""
-    if os.name != "posix":
-        return None
+def cpu_library(llama: Any, folder: Path) -> CpuLibrary | None:
+    """Return the library with the CPU's kernels; None if it is unknown.
+
+    Args:
+        folder: That of llama.cpp's libraries.
+    """
+    if os.name == "nt":
+        found = next(_on_windows(folder, ("ggml-cpu",)), None)
+        return CpuLibrary(found, 0) if found else None
     registry, function = llama.ggml_backend_reg_by_name, llama.ggml_backend_reg_get_proc_address
     registry.restype = function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
@@ -172,13 +181,17 @@ def cpu_library(llama: Any) -> CpuLibrary | None:
     return CpuLibrary(Path(os.fsdecode(place.file)), place.start)
 
 
+def _on_windows(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Yield the libraries in a folder, as MSVC or MinGW names them, that are there."""
+    files = (folder / f"{prefix}{name}.dll" for name in names for prefix in ("", "lib"))
+    return filter(Path.exists, files)
+
+
 def libraries(llama: Any, folder: Path, cpu: CpuLibrary | None) -> Iterator[Any]:
     """Yield the loaded libraries in which functions are looked up, one after the other."""
     yield llama
-    if cpu:
+    if os.name == "nt":  # there a library does not pass on the functions of those that it needs
+        for path in _on_windows(folder, ("ggml", "ggml-base", "ggml-cpu")):
+            yield ctypes.CDLL(str(path))
+    elif cpu:
         yield cpu.functions
-    elif os.name == "nt":  # there a library does not pass on the functions of those that it needs
-        for name in ("ggml", "ggml-base", "ggml-cpu"):
-            for path in (folder / f"{name}.dll", folder / f"lib{name}.dll"):
-                if path.exists():
-                    yield ctypes.CDLL(str(path))

@@ -3,8 +3,9 @@
 The own kernels are a library of `gguf_spec/kernels`. It enters itself into a list of llama.cpp,
 which then asks it first for each matrix product with weights and for flash attention on the CPU.
 The library is made for two versions of ggml, whose structures it looks up before it enters itself,
-and for processors with AVX2 (x86-64) or with instructions for dot products (ARM, Linux). The first
-model of a process decides whether it is used.
+and for processors with AVX2 (x86-64) or with instructions for dot products (ARM). The first model
+of a process decides whether it is used. On Windows it enters only a llama.cpp that MinGW or clang
+for MinGW compiled, on macOS only where its instruction set is named: nobody ran it there.
 
 Some builds of llama.cpp crash, or could compute wrong results, in the kernels that repack weights
 for a CPU (AMX above all). If a probe fails, models are loaded with `use_extra_bufts=False`, which
@@ -53,8 +54,13 @@ _OF_THREADS = {
     "ggml_graph_plan": "gguf_spec_kernels_plan",
     "pthread_cond_wait": "gguf_spec_kernels_wait",
 }
+# endings of the library's name, by `sys.platform`
+_ENDINGS = {"linux": "so", "darwin": "dylib", "win32": "dll"}
+# the list of llama.cpp that it enters itself into, as all compilers but MSVC name it
+_LIST = "_Z39ggml_backend_cpu_get_extra_buffer_typesv"
 # how to get the library and the version of llama-cpp-python that it is made for
 _SET_UP = "in a clone, with a C++ compiler: scripts/run, or pip install . there."
+_BY_HAND = "in a clone, with a C++ compiler for {}: python scripts/build/build_kernels.py."
 _FITTING = (
     "use the llama.cpp that gguf-spec sets up: in a clone, scripts/run, or pip install . there."
 )
@@ -130,14 +136,15 @@ def parts() -> list[str]:
 
 def path_of_library() -> Path:
     """Return where the library is expected."""
-    usual = Path(__file__).parents[1] / "kernels" / "libgguf_spec_kernels.so"
+    name = f"libgguf_spec_kernels.{_ENDINGS.get(sys.platform, 'so')}"
+    usual = Path(__file__).parents[1] / "kernels" / name
     return Path(os.environ.get(_OTHER_LIBRARY) or usual)
 
 
 def _start(wanted: str) -> Kernels:
     stock = Kernels("", "switched off")
-    there = path_of_library().is_file()
-    if missing := why_missing(sys.platform, platform.machine(), there):
+    there, has_list = path_of_library().is_file(), not CPU_LIBRARY or CPU_LIBRARY.has(_LIST)
+    if missing := why_missing(sys.platform, platform.machine(), wanted, there, has_list):
         return stock if wanted == "stock" else missing
     if not CPU_LIBRARY:
         return Kernels("", "llama.cpp's CPU kernels are in an unknown library")
@@ -150,14 +157,31 @@ def _start(wanted: str) -> Kernels:
     return failed(problem, tested) if problem else enter(wanted)
 
 
-def why_missing(system: str, machine: str, there: bool) -> Kernels | None:
+def why_missing(
+    system: str, machine: str, wanted: str, there: bool, has_list: bool
+) -> Kernels | None:
     """Return why there are no own kernels on a machine, as `sys.platform` and `platform` name it.
 
     None if the library is there, which may work.
+
+    Args:
+        wanted: The option `kernels`.
+        there: Whether the library is there.
+        has_list: Whether llama.cpp has the list by the name that the library looks for.
     """
-    if system != "linux" or not (is_x86(machine) or is_arm(machine)):
-        return Kernels("", "they are for Linux on x86-64 and ARM processors")
-    return None if there else Kernels("", "the library was not compiled", _SET_UP)
+    known = is_x86(machine) or (is_arm(machine) and system != "win32")
+    if system not in _ENDINGS or not known:
+        return Kernels("", "they are for x86-64, and for ARM with Linux or macOS")
+    if system == "darwin" and wanted in ("auto", "stock"):
+        names = "neoni8mm or neondot" if is_arm(machine) else "avx2"
+        return Kernels("", f"on macOS nobody ran the own ones; --kernels {names} tries them")
+    if system == "win32" and not has_list:
+        return Kernels("", "MSVC compiled it, the own ones are for a llama.cpp by MinGW or clang")
+    if there:
+        return None
+    compiler = {"win32": "MinGW", "darwin": "macOS"}.get(system)
+    cure = _BY_HAND.format(compiler) if compiler else _SET_UP
+    return Kernels("", "the library was not compiled", cure)
 
 
 def can_keep_threads(problem: str) -> bool:

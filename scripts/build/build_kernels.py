@@ -2,23 +2,38 @@
 
     python scripts/build/build_kernels.py [--sets best | here | all] [FOLDER]
 
-Only the standard library. It needs a C++ compiler (CXX, else c++) and takes some seconds on all cores. scripts/run, scripts/test (_setup.py)
-and `pip install .` (build_backend.py) use it; without the library, llama.cpp's own kernels are used.
+Only the standard library. It needs a C++ compiler (CXX, else c++) and takes some seconds on all cores. The library is for the system and the processor
+that the compiler is for: Linux, macOS, or Windows (MinGW, or clang for it). scripts/run, scripts/test (_setup.py) and `pip install .` (build_backend.py)
+use it on Linux; without the library, llama.cpp's own kernels are used.
 """
 
 import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from _llama_wheel import compiler_command, cpu_features
+from _llama_wheel import compiler_command, cpu_features, first_line
 
 SOURCES = Path(__file__).resolve().parents[2] / "gguf_spec" / "kernels"
-LIBRARY = "libgguf_spec_kernels.so"
+# Names of libraries by system, as `sys.platform` has it; own_kernels.py looks for them.
+LIBRARIES = {
+    system: f"libgguf_spec_kernels.{end}"
+    for system, end in (("linux", "so"), ("darwin", "dylib"), ("win32", "dll"))
+}
+LIBRARY = LIBRARIES.get(sys.platform, LIBRARIES["linux"])
+# What compilers and zig's targets call the systems.
+SYSTEMS = {
+    "linux": "linux",
+    "darwin": "darwin",
+    "macos": "darwin",
+    "mingw": "win32",
+    "windows-gnu": "win32",
+}
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 # Compiler options of the sets, and what a processor needs for them (names of Linux); the best set first.
@@ -41,12 +56,13 @@ ARM = ("neoni8mm", "neondot")
 LONGEST = ["products", "tiles", "attention", "sampling", "entry"]
 # Options of a single file. Comparisons may not raise exceptions (nobody looks): otherwise GCC leaves branches in its loops.
 OF_FILE = {"sampling": ["-fno-trapping-math"]}
+# A text with an instruction of AMX.
+TILES = 'void f() { asm volatile("tdpbf16ps %tmm2, %tmm1, %tmm0"); }\n'
 # Sums are added as written: no contraction to fused operations but the explicit ones, so that bits do not depend on the compiler.
 FLAGS = [
     "-std=c++17",
     "-O3",
     "-g0",
-    "-fPIC",
     "-fvisibility=hidden",
     "-fno-rtti",
     "-ffp-contract=off",
@@ -63,18 +79,21 @@ def is_arm(machine: str = "") -> bool:
     return (machine or platform.machine()).lower() in ("aarch64", "arm64")
 
 
-def is_possible() -> bool:
-    """Return whether there are kernels for this kind of machine."""
-    known = is_arm() or platform.machine().lower() in ("x86_64", "amd64")
-    return known and sys.platform.startswith("linux")
+def is_possible(machine: str = "", system: str = "") -> bool:
+    """Return whether there are kernels for a kind of machine."""
+    is_x86 = (machine or platform.machine()).lower() in ("x86_64", "amd64")
+    system = system or sys.platform
+    return system in LIBRARIES and (is_x86 or (is_arm(machine) and system != "win32"))
 
 
-def sets(which: str, machine: str = "") -> list:
+def sets(which: str, machine: str = "", system: str = "linux") -> list:
     """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), `all`, or the one that is named.
 
-    On ARM the best ones are all that it has: llama.cpp decides.
+    On ARM the best ones are all that it has: llama.cpp decides. Tiles (AMX) are asked of Linux alone.
     """
     known = [name for name in SETS if (name in ARM) == is_arm(machine)]
+    if system != "linux" and "amx" in known:
+        known.remove("amx")
     if which in SETS or which == "all":
         return known if which == "all" else [which]
     flags = set(cpu_features())
@@ -87,51 +106,93 @@ def sets(which: str, machine: str = "") -> list:
 
 
 def inputs(which: str) -> list:
-    """Return all but the compiler that decides what the library is; empty where there are no kernels."""
-    if not is_possible():
+    """Return all but the compiler that decides what the library is; empty where the set-up compiles none: anywhere but on Linux."""
+    if not (is_possible() and sys.platform == "linux"):
         return []
     files = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
     texts = [path.read_text(encoding="utf-8") for path in [*files, Path(__file__)]]
     return [*texts, *sets(which)] if files else []
 
 
-def knows_tiles(compiler: list) -> bool:
-    """Return whether a compiler, or its assembler, knows the instructions of AMX."""
+def target_of(compiler: list) -> tuple:
+    """Return the processor and the system (`sys.platform`; as the compiler calls it where there are no kernels) that a compiler is for.
+
+    A compiler that does not tell is for this machine.
+    """
+    if is_zig(compiler) and "-target" in compiler:
+        told = compiler[compiler.index("-target") + 1]
+    else:
+        told = first_line([*compiler, "-dumpmachine"])[0]
+    if not (triple := re.fullmatch(r"(\w+)-(\S+)", told)):
+        return platform.machine(), sys.platform
+    machine, rest = triple.groups()
+    return machine, next((name for word, name in SYSTEMS.items() if word in rest), rest)
+
+
+def is_zig(compiler: list) -> bool:
+    return bool({"zig", "ziglang"} & {Path(compiler[0]).name, *compiler})
+
+
+def knows(compiler: list, text: str, flags=()) -> bool:
+    """Return whether a compiler, or its assembler, compiles a text with options."""
     with tempfile.TemporaryDirectory() as work:
-        source = Path(work, "tiles.cpp")
-        source.write_text('void f() { asm volatile("tdpbf16ps %tmm2, %tmm1, %tmm0"); }\n')
-        command = [*compiler, "-c", str(source), "-o", f"{work}/tiles.o"]
+        source = Path(work, "text.cpp")
+        source.write_text(text)
+        command = [*compiler, *flags, "-c", str(source), "-o", f"{work}/text.o"]
         return not subprocess.run(command, capture_output=True, check=False).returncode
 
 
-def build(
-    folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None, machine=""
-) -> Path:
-    """Compile the library into `folder` and return its path. Where the sources lie does not change its bytes.
-
-    `machine`: the processor that the compiler is for, if it is not this one's kind.
-    """
-    compiler = compiler or compiler_command("CXX")
-    link = ["-shared", "-O3", "-Wl,--as-needed"]
-    is_zig = bool({"zig", "ziglang"} & {Path(compiler[0]).name, *compiler})
-    if is_zig:  # it would compile a C++ library first, and checks for debugging
+def of_system(compiler: list, system: str) -> tuple:
+    """Return the options of a compiler for a system: to compile, to link, and at the end of the link."""
+    if system == "win32":
+        # GCC leaves the stack of Windows at 16 bytes and moves vectors of 32 and 64 bytes to it as if they were aligned (bug 54412)
+        unaligned = ["-Wa,-muse-unaligned-vector-move"]
+        if "clang" in first_line([*compiler, "--version"])[1].lower():
+            unaligned = []
+        elif not knows(compiler, "", unaligned):
+            raise OSError(
+                "an assembler for Windows that knows -muse-unaligned-vector-move is needed (binutils 2.38)"
+            )
+        return (
+            unaligned,
+            ["-shared", "-O3", *(["-nostdlib++"] if is_zig(compiler) else ["-static"])],
+            [],
+        )
+    if is_zig(compiler):  # it would compile a C++ library first, and checks for debugging
         link = ["-shared", "-O3", "-nostdlib++", "-fno-sanitize=all"]
+    else:
+        link = ["-shared", "-O3", *(["-Wl,--as-needed"] if system == "linux" else [])]
+    return ["-fPIC"], link, ["-ldl", "-lpthread"] if system == "linux" else []
+
+
+def build(
+    folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None
+) -> Path:
+    """Compile the library into `folder` and return its path. Where the sources lie does not change its bytes."""
+    compiler = compiler or compiler_command("CXX")
+    machine, system = target_of(compiler)
+    if not is_possible(machine, system):
+        raise OSError(f"there are none for {machine} on {system}, for which {compiler[0]} compiles")
+    of_target, link, libraries = of_system(compiler, system)
     with tempfile.TemporaryDirectory() as work:
         jobs = []
-        flags = [*flags, f"-ffile-prefix-map={sources}=."]
-        for name in sets(which, machine):
+        flags = [*of_target, *flags, f"-ffile-prefix-map={sources}=."]
+        compiled = sets(which, machine, system)
+        if "amx" in compiled and not knows(compiler, TILES):
+            print("The compiler does not know AMX: products without tiles.", file=sys.stderr)
+            compiled.remove("amx")
+        for name in compiled:
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
             parts = ("attention", "products", "sampling") if name != "amx" else ("tiles",)
-            if name == "amx" and not knows_tiles(compiler):
-                print("The compiler does not know AMX: products without tiles.", file=sys.stderr)
-                continue
             options = list(SETS[name][0])
-            if (
-                is_zig
-            ):  # it knows no -march of ARM; GCC's generic one lacks what arm_neon.h asks for
+            if is_zig(compiler):
+                # it knows no -march of ARM; GCC's generic one lacks what arm_neon.h asks for
                 options = [one.replace("-march=armv8.2-a", "-mcpu=generic") for one in options]
             jobs += [(part, f"{part}-{name}", [*options, *defines]) for part in parts]
-        jobs.append(("entry", "entry", []))
+        rows = " ".join(f"SET({name})" for name in compiled if name != "amx")
+        jobs.append(
+            ("entry", "entry", [f"-DSETS={rows}", *(["-DTILES"] if "amx" in compiled else [])])
+        )
         jobs.sort(key=lambda job: LONGEST.index(job[0]))
 
         def run(job) -> str:
@@ -155,10 +216,10 @@ def build(
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(run, jobs))
-        target = folder / LIBRARY
+        target = folder / LIBRARIES[system]
         part = target.with_suffix(f".{os.getpid()}.part")
         try:
-            command = [*compiler, *link, *flags, "-o", str(part), *objects, "-ldl", "-lpthread"]
+            command = [*compiler, *link, *flags, "-o", str(part), *objects, *libraries]
             subprocess.run(command, check=True)
             part.replace(target)
         finally:
@@ -173,9 +234,6 @@ def main() -> int:
     parser.add_argument("--sets", choices=["best", "here", "all"], default="here")
     parser.add_argument("folder", nargs="?", type=Path, default=SOURCES)
     args = parser.parse_args()
-    if not inputs(args.sets):
-        print("Error: the kernels are for Linux on x86-64 and ARM processors.", file=sys.stderr)
-        return 1
     try:
         print(build(args.folder, args.sets))
     except (OSError, subprocess.CalledProcessError) as error:

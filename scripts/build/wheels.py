@@ -105,7 +105,7 @@ def wheel_with_kernels(
         f"Compiling the kernels ({', '.join(build_kernels.sets('all', machine))}) with {Path(command[0]).name}."
     )
     folder = source / "gguf_spec" / "kernels"
-    build_kernels.build(folder, "all", folder, ["-s"], command, machine)
+    build_kernels.build(folder, "all", folder, ["-s"], command)
     shutil.rmtree(part, ignore_errors=True)
     (work / machine).mkdir()
     settings = {"GGUF_SPEC_WHEEL_WITH_KERNELS": "1"}
@@ -215,7 +215,7 @@ def attempt(out: Path, is_complete: bool) -> None:
             check=False,
         ).stdout.strip()
         say(f"First answer in a new environment after {took:.0f} s; own kernels: {used}.")
-        if build_kernels.is_possible() and used not in build_kernels.SETS:
+        if build_kernels.inputs("all") and used not in build_kernels.SETS:
             raise Problem("the kernels of the wheel are not in use.", "gguf-spec doctor says why.")
 
 

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,11 +108,12 @@ PIP = ("-m", "pip", "--disable-pip-version-check")
 
 def missing(*more: tuple[str, str]) -> str:
     """Return what is missing for a check, or of more programs of packages; empty if nothing is."""
-    for program, package in (
-        (COMPILER, "g++-aarch64-linux-gnu"),
-        (EMULATOR, "qemu-user"),
-        *more,
-    ):
+    return absent(((COMPILER, "g++-aarch64-linux-gnu"), (EMULATOR, "qemu-user"), *more))
+
+
+def absent(programs: Iterable[tuple[str, str]]) -> str:
+    """Return which of programs, with their packages, is missing; empty if none is."""
+    for program, package in programs:
         if not shutil.which(program):
             return f"{program} is missing (Debian: {package})"
     return ""
@@ -136,16 +138,16 @@ def libraries(work: Path) -> Path:
 
 def kernels(work: Path, sources: Path = build_kernels.SOURCES, flags=(), which="all") -> Path:
     """Compile the kernels for ARM."""
-    return build_kernels.build(work, which, sources, flags, [COMPILER], "aarch64")
+    return build_kernels.build(work, which, sources, flags, [COMPILER])
 
 
-def program(work: Path) -> Path:
+def program(work: Path, compiler: Sequence[str] = (COMPILER,), name: str = "operations") -> Path:
     """Compile the program that computes operations."""
-    path = work / "arm_kernels"
-    source = Path(__file__).with_name("arm_kernels.cpp")
-    subprocess.run(
-        [COMPILER, "-std=c++17", "-O2", str(source), "-o", str(path), "-ldl"], check=True
-    )
+    path = work / name
+    source = Path(__file__).with_name("operations.cpp")
+    libraries = ["-ldl"] if path.suffix != ".exe" else []
+    command = [*compiler, "-std=c++17", "-O2", str(source), "-o", str(path), *libraries]
+    subprocess.run(command, check=True)
     return path
 
 
@@ -160,11 +162,11 @@ def run(
     return subprocess.run([*command, *words], env=env, capture_output=True, text=True, check=False)
 
 
-def plant(sources: Path, text: str, wrong: str) -> None:
-    source = sources / "neon.h"
+def plant(sources: Path, text: str, wrong: str, file: str = "neon.h") -> None:
+    source = sources / file
     content = source.read_text(encoding="utf-8")
     if content.count(text) != 1:
-        raise SystemExit(f"Error: neon.h has not once: {text}")
+        raise SystemExit(f"Error: {file} has not once: {text}")
     source.write_text(content.replace(text, wrong), encoding="utf-8")
 
 

@@ -173,16 +173,24 @@ def test_functions_that_the_library_lacks_say_so():
         C.llama_process()
 
 
-def test_a_system_whose_libraries_pass_no_functions_on(tmp_path, monkeypatch):
-    """Windows: `llama.dll` has no function of ggml, and no `dladdr` tells where one is."""
-    for name in ("ggml.dll", "ggml-base.dll", "ggml-cpu.dll"):
-        (tmp_path / name).touch()
-    opened = {str(tmp_path / "ggml-base.dll"): SimpleNamespace(ggml_init=1)}
+@pytest.mark.parametrize("prefix", ["", "lib"])
+def test_a_system_whose_libraries_pass_no_functions_on(tmp_path, monkeypatch, prefix):
+    """Windows: `llama.dll` has no function of ggml, and no `dladdr` tells where one is. MinGW's names are those of Linux."""
+    name_of = f"{prefix}ggml{{}}.dll".format
+    for name in ("", "-base"):
+        (tmp_path / name_of(name)).touch()
+    opened = {str(tmp_path / name_of("-base")): SimpleNamespace(ggml_init=1)}
     monkeypatch.setattr(library.os, "name", "nt")
     monkeypatch.setattr(library.ctypes, "CDLL", lambda path: opened.get(path, SimpleNamespace()))
     llama = SimpleNamespace(llama_decode=2)
-    assert library.cpu_library(llama) is None
-    found = [*library.libraries(llama, tmp_path, None)]
+    assert library.cpu_library(llama, tmp_path) is None
+    (tmp_path / name_of("-cpu")).touch()
+    opened[str(tmp_path / name_of("-cpu"))] = SimpleNamespace(ggml_barrier=3)
+    cpu = library.cpu_library(llama, tmp_path)
+    assert cpu.path.name == name_of("-cpu")
+    assert cpu.has("ggml_barrier")
+    assert not cpu.has("ggml_init")
+    found = [*library.libraries(llama, tmp_path, cpu)]
     assert found[0] is llama
     assert [one.ggml_init for one in found if hasattr(one, "ggml_init")] == [1]
     assert len(found) == 4

@@ -22,6 +22,11 @@ from gguf_spec.llama.own_kernels import Kernels
 from gguf_spec.llama.selftest import Operation, problem_of
 from tests.support import children
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
+import build_kernels
+
+NOT_FOR = "they are for x86-64, and for ARM with Linux or macOS"
+NOT_COMPILED = "the library was not compiled"
 ASK = """
 import json, sys
 from gguf_spec.llama import own_kernels
@@ -250,17 +255,35 @@ def test_another_library_is_tested_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("machine", "system", "there", "reason"),
+    ("machine", "system", "wanted", "there", "has_list", "reason"),
     [
-        ("riscv64", "linux", True, "they are for Linux on x86-64 and ARM processors"), ("aarch64", "darwin", True, "they are for Linux on x86-64 and ARM processors"),
-        ("x86_64", "win32", True, "they are for Linux on x86-64 and ARM processors"), ("aarch64", "linux", False, "the library was not compiled"),
-        ("x86_64", "linux", False, "the library was not compiled"), ("aarch64", "linux", True, ""), ("AMD64", "linux", True, ""),
+        ("riscv64", "linux", "auto", True, True, NOT_FOR), ("ARM64", "win32", "auto", True, True, NOT_FOR), ("x86_64", "freebsd14", "auto", True, True, NOT_FOR),
+        ("x86_64", "linux", "auto", False, True, NOT_COMPILED), ("aarch64", "linux", "auto", False, True, NOT_COMPILED),
+        ("aarch64", "linux", "auto", True, True, ""), ("AMD64", "linux", "auto", True, True, ""), ("x86_64", "linux", "auto", True, False, ""),
+        ("arm64", "darwin", "auto", True, True, "on macOS nobody ran the own ones; --kernels neoni8mm or neondot tries them"),
+        ("x86_64", "darwin", "auto", True, True, "on macOS nobody ran the own ones; --kernels avx2 tries them"),
+        ("arm64", "darwin", "neondot", True, True, ""), ("arm64", "darwin", "neondot", False, True, NOT_COMPILED),
+        ("AMD64", "win32", "auto", True, False, "MSVC compiled it, the own ones are for a llama.cpp by MinGW or clang"),
+        ("AMD64", "win32", "auto", False, False, "MSVC compiled it, the own ones are for a llama.cpp by MinGW or clang"),
+        ("AMD64", "win32", "auto", False, True, NOT_COMPILED), ("AMD64", "win32", "auto", True, True, ""),
     ],
 )  # fmt: skip
-def test_machines_without_own_kernels(machine, system, there, reason):
-    found = own_kernels.why_missing(system, machine, there)
+def test_machines_without_own_kernels(machine, system, wanted, there, has_list, reason):
+    found = own_kernels.why_missing(system, machine, wanted, there, has_list)
     assert (found.reason if found else "") == reason
-    assert bool(found and found.todo) is (reason == "the library was not compiled")
+    assert bool(found and found.todo) is (reason == NOT_COMPILED)
+    if found and found.todo:
+        assert ("scripts/run" if system == "linux" else "build_kernels.py") in found.todo
+
+
+@pytest.mark.parametrize(
+    ("system", "name"), [("linux", "so"), ("darwin", "dylib"), ("win32", "dll")]
+)
+def test_the_library_is_looked_for_by_the_name_that_the_build_gives(monkeypatch, system, name):
+    monkeypatch.setattr(own_kernels.sys, "platform", system)
+    monkeypatch.delenv("GGUF_SPEC_KERNELS_LIBRARY", raising=False)
+    assert own_kernels.path_of_library().name == build_kernels.LIBRARIES[system]
+    assert build_kernels.LIBRARIES[system].endswith(f".{name}")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
-// Computes products and attention with ready-made libraries of llama.cpp and with our kernels; arm.py and count_rows.py compile and run it.
+// Computes products and attention with libraries of llama.cpp and with our kernels, without Python; arm.py, wine.py and count_rows.py compile and run
+// it for other processors and systems.
 //
-//   arm_kernels LLAMA CPU KERNELS check [NAME]                 all types, or operations whose names begin so; the exit status tells whether all is right
-//   arm_kernels LLAMA CPU KERNELS count TYPE REPACKED ROWS N   N products, for counting instructions; KERNELS may be "-"
-#include <dlfcn.h>
+//   operations LLAMA CPU KERNELS check [NAME]                 all types, or operations whose names begin so; the exit status tells whether all is right
+//   operations LLAMA CPU KERNELS count TYPE REPACKED ROWS N   N products, for counting instructions; KERNELS may be "-"
+//
+// LLAMA is the library that offers the functions of ggml, itself or by those that it needs. The variable SET names an instruction set, in place of the
+// best one.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -12,11 +15,21 @@
 #include <string>
 #include <vector>
 
+#include "../../gguf_spec/kernels/system.h"
+
 namespace {
+
+#if defined(_WIN32)
+void * opened(const char * file) { return LoadLibraryA(file); }
+std::string problem() { return "a library: error " + std::to_string(GetLastError()); }
+#else
+void * opened(const char * file) { return dlopen(file, RTLD_NOW | RTLD_GLOBAL); }
+std::string problem() { return dlerror(); }
+#endif
 
 void * base, * cpu, * own;
 template <class F> void find(void * library, const char * name, F & function) {
-    if (!library || !(function = (F) dlsym(library, name))) printf("%s is missing\n", library ? name : dlerror()), exit(2);
+    if (!library || !(function = (F) symbol(library, name))) printf("%s is missing\n", library ? name : problem().c_str()), exit(2);
 }
 struct Init { size_t bytes; void * memory; bool no_alloc; };
 void * (*init)(Init), (*end)(void *), * (*tensor4)(void *, int, int64_t, int64_t, int64_t, int64_t), * (*data_of)(void *), * (*mul_mat)(void *, void *, void *), * (*mul_mat_id)(void *, void *, void *, void *);
@@ -85,7 +98,7 @@ void * weights_of(int type, bool repacked, int64_t k, int64_t n, const std::vect
     return w;
 }
 Values product(void * w, const float * x, int64_t k, int64_t n_columns, int n, int threads) {
-    void * context = init({(size_t) (1 << 20) + 8 * (k + n_columns) * n, nullptr, false}), * in = tensor4(context, 0, k, n, 1, 1);
+    void * context = init({(size_t) (8 << 20) + 8 * (k + n_columns) * n, nullptr, false}), * in = tensor4(context, 0, k, n, 1, 1);
     memcpy(data_of(in), x, 4 * k * n);
     void * out = mul_mat(context, w, in), * graph = new_graph(context);
     expand(graph, out), compute(context, graph, threads);
@@ -157,7 +170,7 @@ void check_experts() {
                 void * matrix = weights_of(type, repacked, k, n, q, matrices);
                 if (!matrix) continue;
                 const auto rows = [&](int first, int tokens, int threads) {
-                    void * context = init({(size_t) (1 << 20) + 8 * (each * k + 2 * n) * tokens, nullptr, false});
+                    void * context = init({(size_t) (8 << 20) + 8 * (each * k + 2 * n) * tokens, nullptr, false});
                     void * in = tensor4(context, 0, k, each, tokens, 1), * ids = tensor4(context, 26, 2, tokens, 1, 1);
                     memcpy(data_of(in), x.data() + first * each * k, 4 * each * k * tokens);
                     for (int t = 0; t < tokens; t++)
@@ -226,10 +239,10 @@ void check_attention() {
 
 int main(int argc, char ** argv) {
     if (argc < 5) return 2;
-    base = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL);
+    base = opened(argv[1]);
     void * (*load)(const char *);
     find(base, "ggml_backend_load", load), load(argv[2]);
-    cpu = dlopen(argv[2], RTLD_NOW);
+    cpu = opened(argv[2]);
     find(base, "ggml_init", init), find(base, "ggml_free", end), find(base, "ggml_new_tensor_4d", tensor4), find(base, "ggml_get_data", data_of), find(base, "ggml_mul_mat", mul_mat), find(base, "ggml_mul_mat_id", mul_mat_id);
     find(base, "ggml_flash_attn_ext", attend), find(base, "ggml_new_graph", new_graph), find(base, "ggml_build_forward_expand", expand), find(base, "ggml_quantize_chunk", quantize);
     find(base, "ggml_row_size", row_bytes), find(base, "ggml_type_name", type_name), find(base, "ggml_backend_alloc_ctx_tensors_from_buft", allocate), find(base, "ggml_backend_tensor_set", set_data);
@@ -239,9 +252,9 @@ int main(int argc, char ** argv) {
     srand(1);
     if (strcmp(argv[3], "-")) {
         const char * (*start)(void *, void *, const char *);
-        own = dlopen(argv[3], RTLD_NOW);
+        own = opened(argv[3]);
         find(own, "gguf_spec_kernels_start", start), find(own, "gguf_spec_kernels_switch", switch_on), find(own, "gguf_spec_kernels_count", count);
-        const char * name = start(cpu, base, "");
+        const char * const set = getenv("SET"), * const name = start(cpu, base, set ? set : "");
         printf("kernels: %s\n", name);
         if (*name == '!') return 2;
     }
