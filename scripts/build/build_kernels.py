@@ -11,6 +11,7 @@ import argparse
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -145,7 +146,8 @@ def knows(compiler: list, text: str, flags=()) -> bool:
 def of_system(compiler: list, system: str) -> tuple:
     """Return the options of a compiler for a system: to compile, to link, and at the end of the link."""
     if system == "win32":
-        # GCC leaves the stack of Windows at 16 bytes and moves vectors of 32 and 64 bytes to it as if they were aligned (bug 54412)
+        # GCC leaves the stack of Windows at 16 bytes and moves vectors of 32 and 64 bytes to it as if they were aligned (bug 54412). Debian's GCC has a
+        # patch: there the option changes nothing.
         unaligned = ["-Wa,-muse-unaligned-vector-move"]
         if "clang" in first_line([*compiler, "--version"])[1].lower():
             unaligned = []
@@ -162,6 +164,8 @@ def of_system(compiler: list, system: str) -> tuple:
         link = ["-shared", "-O3", "-nostdlib++", "-fno-sanitize=all"]
     else:
         link = ["-shared", "-O3", *(["-Wl,--as-needed"] if system == "linux" else [])]
+    if system == "darwin":
+        link.append(f"-Wl,-install_name,@rpath/{LIBRARIES[system]}")
     return ["-fPIC"], link, ["-ldl", "-lpthread"] if system == "linux" else []
 
 
@@ -217,10 +221,13 @@ def build(
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(run, jobs))
         target = folder / LIBRARIES[system]
+        linked = Path(work, target.name)  # some linkers write more files beside it
+        subprocess.run(
+            [*compiler, *link, *flags, "-o", str(linked), *objects, *libraries], check=True
+        )
         part = target.with_suffix(f".{os.getpid()}.part")
         try:
-            command = [*compiler, *link, *flags, "-o", str(part), *objects, *libraries]
-            subprocess.run(command, check=True)
+            shutil.copy(linked, part)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

@@ -65,13 +65,14 @@ def libraries(folder: Path, work: Path) -> None:
         text = file.read_text(encoding="utf-8")
         if text.count(TOO_NEW) != 1:
             raise SystemExit(f"Error: {file.name} has not once: {TOO_NEW}")
-        file.write_text(text.replace(TOO_NEW, "#if 0" + TOO_NEW.partition("\n")[2]))
+        file.write_text(text.replace(TOO_NEW, TOO_NEW.replace("_WIN32_WINNT >= 0x0602", "0")))
         (source / "ggml.pc.in").touch()  # the sdist lacks it
         for command in (
             ["cmake", "-S", source, "-B", work / "build", *CMAKE],
             ["cmake", "--build", work / "build", "--target", "ggml", "-j", str(os.cpu_count())],
         ):
             if arm._llama_wheel.call(list(map(str, command)), log):
+                log.flush()
                 print(Path(log.name).read_text(errors="replace")[-5000:], file=sys.stderr)
                 raise SystemExit("Error: llama.cpp was not compiled.")
     folder.mkdir(parents=True, exist_ok=True)
