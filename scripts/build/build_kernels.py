@@ -194,9 +194,8 @@ def build(
                 options = [one.replace("-march=armv8.2-a", "-mcpu=generic") for one in options]
             jobs += [(part, f"{part}-{name}", [*options, *defines]) for part in parts]
         rows = " ".join(f"SET({name})" for name in compiled if name != "amx")
-        jobs.append(
-            ("entry", "entry", [f"-DSETS={rows}", *(["-DTILES"] if "amx" in compiled else [])])
-        )
+        tiles = ["-DTILES"] if {"amx", "avx512vnni"} <= {*compiled} else []
+        jobs.append(("entry", "entry", [f"-DSETS={rows}", *tiles]))
         jobs.sort(key=lambda job: LONGEST.index(job[0]))
 
         def run(job) -> str:
