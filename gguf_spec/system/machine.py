@@ -23,7 +23,7 @@ _STAT = Path("/proc/stat")
 # up for a moment is ignored.
 _SAMPLES, _PAUSE_S = 4, 0.005
 _MIB, _GIB = 1 << 20, 1 << 30
-# Bytes that are read to measure the memory: caches of a core's own group have at most 96 MB.
+# Bytes that are read to measure the memory: more than a cache of some cores holds.
 _READ = 256 * _MIB
 # Unit of a size in lower case -> its bytes. Units without "i" are decimal if they end with "b".
 _UNITS = {"b": 1} | {
