@@ -18,6 +18,9 @@
 #include "kernels.h"
 #include "plain.h"
 
+#ifdef TILES_IN_SOFTWARE
+#include TILES_IN_SOFTWARE // for tests on processors without AMX: a header with what follows, tests/kernels/tiles_in_software.h
+#else
 // The system must be asked for the state of tiles (number 18) before their first use in a process. It refuses where a signal stack has
 // no room for that state.
 bool may_use_tiles() {
@@ -26,9 +29,8 @@ bool may_use_tiles() {
     return answer;
 }
 
-namespace ISA {
-namespace {
-
+#define TILE_CONFIGURE(c) asm volatile("ldtilecfg %0" ::"m"(c))
+#define TILE_RELEASE() asm volatile("tilerelease" ::)
 #define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
 #define TILE_ROWS(t, p, bytes) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((long) (bytes))) // packed before: nothing here writes them
 #define TILE_WEIGHTS(t, p) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(64L), "m"(*(const char(*)[1024])(p)))
@@ -36,6 +38,10 @@ namespace {
 #define TILE_DOT(sums, rows, w) asm volatile("tdpbssd %%tmm" #w ", %%tmm" #rows ", %%tmm" #sums ::)          // signed by signed bytes
 #define TILE_DOT_UNSIGNED(sums, rows, w) asm volatile("tdpbsud %%tmm" #w ", %%tmm" #rows ", %%tmm" #sums ::) // signed rows, unsigned weights
 #define TILE_DOT_BF16(sums, rows, w) asm volatile("tdpbf16ps %%tmm" #w ", %%tmm" #rows ", %%tmm" #sums ::)
+#endif
+
+namespace ISA {
+namespace {
 
 constexpr int BLOCK = 32;       // most rows of a step: two tiles
 constexpr int TILE = 1024;      // bytes
@@ -48,7 +54,7 @@ void configure(int m0, int m1, int bytes) {
     c.palette = 1;
     const int rows[8] = {m0, m0, m1, m1, m0, m1, bytes / 4, bytes / 4};
     for (int i = 0; i < 8; i++) c.rows[i] = (uint8_t) rows[i], c.bytes[i] = (uint16_t) (!rows[i] ? 0 : i == 4 || i == 5 ? bytes : 64);
-    asm volatile("ldtilecfg %0" ::"m"(c));
+    TILE_CONFIGURE(c);
 }
 
 // Up to 32 packed rows. Of each block, 16 rows have `tiles` tiles and then `words` lines with a number of each row.
@@ -125,7 +131,7 @@ template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64
                     }
         }
     }
-    asm volatile("tilerelease" ::); // or the system saves their state at each change of threads
+    TILE_RELEASE(); // or the system saves their state at each change of threads
     return true;
 }
 
