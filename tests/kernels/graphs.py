@@ -151,14 +151,16 @@ def software_tiles():
 
 def _tiles_command():
     options = [*build_kernels.FLAGS, *build_kernels.SETS[AMX][0], "-fvisibility=default", "-O1"]
-    options += ["-DISA=amx", f'-DTILES_IN_SOFTWARE="{_HEADER}"', "-shared"]
+    options += ["-DISA=amx", f'-DTILES_IN_SOFTWARE="{_HEADER.name}"', "-shared"]
     return [*build_kernels.compiler_command("CXX"), *options]
 
 
 def compiled_tiles(path, sources=build_kernels.SOURCES):
     """Compile tiles.cpp of `sources` with tiles in software, and return the library's path."""
     try:
-        children.run([*_tiles_command(), sources / "tiles.cpp", "-o", path], check=True)
+        children.run(
+            [*_tiles_command(), "-I", _HEADER.parent, sources / "tiles.cpp", "-o", path], check=True
+        )
     except FileNotFoundError as error:
         pytest.skip(f"no C++ compiler: {error}")
     return path
