@@ -105,15 +105,14 @@ def kernels(which, instruction_set=None):
     needed = "avx512vnni" if instruction_set == IN_SOFTWARE else instruction_set
     if needed and not library.gguf_spec_kernels_use(needed.encode()):
         pytest.skip(f"the processor, or the library, lacks {needed}")
-    if instruction_set in (AMX, IN_SOFTWARE):  # from two rows on, not where it is faster
+    try:
         if instruction_set == IN_SOFTWARE:
             use_tiles(software_tiles())
-        if own_kernels.tiles() != 1:
-            library.gguf_spec_kernels_use(usual.encode())
-            pytest.skip("the system refuses tiles")
-        library.gguf_spec_kernels_tiles_from(2)
-    library.gguf_spec_kernels_switch(which)
-    try:
+        if instruction_set in (AMX, IN_SOFTWARE):  # from two rows on, not where it is faster
+            if own_kernels.tiles() != 1:
+                pytest.skip("the system refuses tiles")
+            library.gguf_spec_kernels_tiles_from(2)
+        library.gguf_spec_kernels_switch(which)
         yield
     finally:
         library.gguf_spec_kernels_switch(3)
