@@ -42,6 +42,7 @@ const Set all_sets[] = {
 };
 #endif
 const Set * used;                       // the set in use
+Set given;                              // for tests: a set with the tiles of another library
 const Kernels * kernels;                // its kernels
 std::atomic<int> switched_on{0};        // bit 0: products, bit 1: attention
 std::atomic<long> n_products, n_attentions; // operations computed, for tests
@@ -649,7 +650,10 @@ EXPORT int gguf_spec_kernels_use(const char * name) {
 }
 
 // Whether tiles are in use: 1, or 0 if the set has none, or -1 if the system refuses them.
-EXPORT int gguf_spec_kernels_tiles() { return !used || !used->tiles ? 0 : may_use_tiles() ? 1 : -1; }
+EXPORT int gguf_spec_kernels_tiles() { return !used || !used->tiles ? 0 : used == &given || may_use_tiles() ? 1 : -1; }
+
+// For tests: use another library's table of tiles with the instruction set in use, until another one is used. That library stays loaded.
+EXPORT void gguf_spec_kernels_use_tiles(const Tiled * tiles) { given = {used->name, used->kernels, tiles}, used = &given; }
 
 // For tests: the number of rows from which tiles are used, in the whole process; 0 for those of the kernels.
 EXPORT void gguf_spec_kernels_tiles_from(int rows) { tiles_from = rows; }
