@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import click
 
 from ..errors import reduced
-from .habits import HIDDEN_NAMES, SHORT_COMMANDS, nearest_command, nearest_option
+from .habits import HIDDEN_NAMES, RENAMED, SHORT_COMMANDS, nearest_command, nearest_option
 
 # Options of an answer that the table of sampling options has, too, and of its prompt.
 _ANSWER = (
@@ -254,6 +254,13 @@ def _whole_words(parser: Any, ctx: click.Context) -> Any:
     return parser
 
 
+def _of_earlier_variables() -> dict[str, str]:
+    """Return what the environment sets by switches of earlier releases, by parameter."""
+    given = {old: os.environ.get(f"GGUF_SPEC_{old.upper()}", "").lower() for old in RENAMED}
+    words = {"1": 1, "true": 1, "yes": 1, "on": 1, "0": 2, "false": 2, "no": 2, "off": 2}
+    return {row[0]: row[words[given[old]]] for old, row in RENAMED.items() if given[old] in words}
+
+
 class Command(_OptionHints):
     """Command with its usual options first in the help, and with the hidden names of options.
 
@@ -298,10 +305,21 @@ class Command(_OptionHints):
             from .config import defaults
 
             built_in = self.context_settings.get("default_map", {})
-            extra["default_map"] = built_in | defaults(self)
+            extra["default_map"] = built_in | defaults(self) | _of_earlier_variables()
+        args = [*self._as_named_now(options), *args[len(options) :]]
         context = super().make_context(info_name, args, parent, **extra)
         CommandGroup.context = context
         return context
+
+    def _as_named_now(self, words: list[str]) -> list[str]:
+        """Return options with the names of this release."""
+        known = {one.name for one in self.params}
+        flags = {
+            f"--{old.replace('_', '-')}": [f"--{new.replace('_', '-')}", on]
+            for old, (new, on, _) in RENAMED.items()
+            if new in known and old not in known
+        }
+        return [now for word in words for now in flags.get(word, [word])]
 
     def make_parser(self, ctx: click.Context) -> Any:
         parser = super().make_parser(ctx)

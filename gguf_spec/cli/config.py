@@ -31,7 +31,7 @@ import click
 
 from ..errors import GgufSpecError
 from .command import Command, CommandGroup, UnknownNameError, as_called, flag
-from .habits import HIDDEN_NAMES, nearest_option
+from .habits import HIDDEN_NAMES, RENAMED, nearest_option
 
 if TYPE_CHECKING:
     from ..tool_servers import ToolServer
@@ -319,9 +319,9 @@ def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str,
         if isinstance(value, dict) and name in groups:
             found |= _tables(value, name)
         elif isinstance(value, dict) and (name == DEFAULT or name in commands):
-            for option in value:
+            found[name] = _as_named_now(value)
+            for option in found[name]:
                 _check_key(name, option, commands)
-            found[name] = value
         elif isinstance(value, dict):
             near = get_close_matches(name, [DEFAULT, *commands], 1)
             names = ", ".join(f"[{one}]" for one in commands)
@@ -331,6 +331,18 @@ def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str,
         else:
             hint = f"put it below [{DEFAULT}] or below a command."
             raise ConfigFileError(f"{name} is in no section.", hint)
+    return found
+
+
+def _as_named_now(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the names of this release; what has its present name comes first."""
+    found = dict[str, Any]()
+    for key, value in table.items():
+        now = RENAMED.get(key.replace("-", "_"))
+        if now and isinstance(value, bool):
+            found.setdefault(now[0], now[1 if value else 2])
+        else:
+            found[key] = value
     return found
 
 

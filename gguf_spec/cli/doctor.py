@@ -223,7 +223,10 @@ def uninstall(yes: bool) -> int:
     found = own_folders()
     for contents, folder, n_bytes in found:
         click.echo(f"{folder}: {contents}, {format_bytes(n_bytes)}")
-    if kept := [one.name for one in list_models() if one.repo and find(one)]:
+    own = tuple(folder for _, folder, _ in found)
+    files = {one.name: find(one) for one in list_models() if one.repo}
+    kept = [name for name, file in files.items() if file and not {*own} & {*file.parents}]
+    if kept:
         text = f"The hub's cache keeps {', '.join(kept)}; gguf-spec models remove NAME removes one."
         click.echo(as_called(text))
     if found and not (yes or (at_terminal() and click.confirm("Remove these folders?"))):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+# Switch of an earlier release -> the option in its place, and the values for on and off.
+RENAMED = {"shared_drafts": ("draft_texts", "memory", "off")}
 # Parameter -> names of the same option in llama.cpp, mlx-lm, llm and transformers. They work but
 # are not in the help. A command that uses a name itself keeps it, such as -c of `verify`.
 HIDDEN_NAMES: dict[str, tuple[str, ...]] = {

@@ -199,6 +199,17 @@ def _kind_of(value: str) -> str:
     return "switch" if value.lower() in {"true", "false", "yes", "no", "on", "off"} else "word"
 
 
+_HEADINGS = {"heading", "title", "headline", "chapter", "section"}
+_RULE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}\s*")  # above or below a heading
+
+
+def _title_of(part: Part, lines: Sequence[str]) -> Iterator[int]:
+    """Yield the lines of a heading that have its words: it may begin with a line above it."""
+    yield part.start
+    if _RULE.fullmatch(lines[part.start]):
+        yield part.start + 1
+
+
 def _replace(rename: Rename, reading: Reading) -> CodeEdit | None:
     """Replace a text or a value where it stands alone."""
     lines, pattern = reading.lines, bounded(rename.old)
@@ -209,6 +220,9 @@ def _replace(rename: Rename, reading: Reading) -> CodeEdit | None:
         if not near and len(found) != 1:
             return None
         found = near or found
+    heads = {i for part in reading.parts if part.kind == "heading" for i in _title_of(part, lines)}
+    if rename.kind in _HEADINGS and "prose" in reading.language.traits:
+        found = [i for i in found if i in heads] or found
     if not found:
         return None
     new = lines.copy()
@@ -216,6 +230,11 @@ def _replace(rename: Rename, reading: Reading) -> CodeEdit | None:
     for i in found:
         new[i], n = pattern.subn(lambda _: rename.new, lines[i])
         n_places += n
+        for at in (i - 1, i + 1) if i in heads else ():
+            if 0 <= at < len(lines) and (rule := _RULE.fullmatch(lines[at])):
+                n_marks, n_old = len(rule[0].rstrip()), len(lines[i].rstrip())
+                n = len(new[i].rstrip())
+                new[at] = rule[1] * (n if n_marks == n_old else max(n_marks, n))
     is_value = bool(rename.around) or rename.kind not in {"word", "text", "string", "name", "term"}
     # a word of prose is replaced wherever it stands
     is_word = not rename.around and "prose" in reading.language.traits

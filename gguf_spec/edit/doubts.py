@@ -74,6 +74,8 @@ def doubts(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     found += _of_entries(hunks, reading) if has_entries(reading) else _of_prose(bare, reading)
     found += _not_written(hunks, reading) + _left_out(hunks, reading)
     found += _nothing_gave_way(hunks, reading)
+    found += _more_than_removed(bare, reading) + _only_added(hunks, reading)
+    found += _misspelt_still(hunks, reading) + _marks_are_gone(hunks, reading)
     return [*dict.fromkeys(found + _more_than_added(bare, reading))]
 
 
@@ -502,6 +504,7 @@ def _of_code(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     mark = {"braces": "//", "python": "#", "shell": "#"}.get(reading.language.parts, "")
     if not is_wording or not mark:
         found = _more_than_renamed(hunks, reading) + _half_renamed(hunks, reading, mark or "//")
+        found = found or _name_is_left(hunks, reading, mark or "//")
         return found + _not_declared(hunks, reading, mark or "//")
     old, new = (_code(lines, mark) for lines in (reading.lines, apply(reading.lines, hunks)))
     for i, _, k, _ in changed_runs(old, new):
@@ -571,6 +574,41 @@ def _half_renamed(hunks: Sequence[Hunk], reading: Reading, mark: str) -> list[st
     return []
 
 
+_IN_PART = re.compile(
+    r"(?i)\b(?:only|just|nur|seulement|uniquement|solo|solamente|apenas|instead|rather)\b|只|だけ"
+)
+
+
+def _name_is_left(hunks: Sequence[Hunk], reading: Reading, mark: str) -> list[str]:
+    """Return an objection if a name gave way to a new one at one place, and stands at others.
+
+    Both are named in the instruction, and nothing else changed, so it is a rename, and a name has
+    more than one place.
+    """
+    if _IN_PART.search(reading.instruction):
+        return []
+    before, after = (
+        without_texts([*one], mark) for one in (reading.lines, apply(reading.lines, hunks))
+    )
+    known = {one for line in before for one in re.findall(r"\w+", line)}
+    asked = {*re.findall(r"\w+", reading.instruction)}
+    found = [
+        (old[i:j], new[k:m])
+        for hunk in hunks
+        for old, new in [[re.findall(r"\w+", "\n".join(one)) for one in (hunk.old, hunk.new)]]
+        for i, j, k, m in changed_runs(old, new)
+    ]
+    for (old, *more), (new, *others) in found if len(found) == 1 and all(found[0]) else ():
+        is_rename = not more and not others and {old, new} <= asked and new not in known
+        if not is_rename or old[0].isdecimal():
+            continue
+        used = re.compile(rf"(?<![\w\"'`-]){re.escape(old)}(?![\w-])")
+        at = next((n for n, line in enumerate(after) if used.search(line)), -1)
+        if at >= 0:
+            return [f"{old} is {new} now, and line {at + 1} still has {old}"]
+    return []
+
+
 def _not_declared(hunks: Sequence[Hunk], reading: Reading, mark: str) -> list[str]:
     """Return an objection to a new name that a class of the file is asked for and does not have."""
     owners = {one.name for one in reading.parts if one.kind == "class"}
@@ -608,6 +646,91 @@ def _more_than_added(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         if one not in new and not extends(one):
             return [f"line {one.start + 1} was replaced, and only an addition was asked for"]
     return _said_again(new, reading)
+
+
+_REMOVES_ONLY = re.compile(r"(?i)\s*(?:please\s+)?(?:remove|delete|drop|get rid of)\s")
+_ALSO = re.compile(
+    r"(?i)\b(?:instead|replace|so that|and\s+(?:add|call|let|make|move|return|say|use))\b"
+)
+
+
+def _more_than_removed(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection to new lines that are like no old ones, where something was to go."""
+    asked = reading.instruction
+    if not _REMOVES_ONLY.match(asked) or _ALSO.search(asked) or is_move(hunks, asked):
+        return []
+    for hunk in hunks:
+        for i, line in enumerate(hunk.new):
+            is_short = len(line.strip()) <= _SHORT_LINE  # such as `pass`
+            if not is_short and not any(
+                _ratio(line.strip(), one.strip()) >= _LIKE for one in hunk.old
+            ):
+                return [f"line {hunk.start + i + 1} is new, and only a removal was asked for"]
+    return []
+
+
+_MOVES_IT = re.compile(
+    r"(?i)\bmove\b(?!\w)(?=.*\b(?:to|into|in|under|below|above|behind|after|before)\b)|\bverschieb\w*|"
+    r"\bdéplace\w*|\bmuev[ae]\b|\bmov[ae]\b|移动|移到|移動"
+)
+
+
+def _only_added(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection if something was to be moved, and nothing is gone where it stood."""
+    if ADDS.match(reading.instruction) or not _MOVES_IT.search(reading.instruction):
+        return []
+    if all(extends(one) or not any(line.strip() for line in one.old) for one in hunks):
+        return ["nothing is gone from the place where it stood"]
+    return []
+
+
+_SPELLING = re.compile(
+    r"(?i)\b(?:mis)?spel(?:l\w*|t)\b|\btypos?\b|\brechtschreib\w*|\btippfehler\b|\borthograph\w*|"
+    r"\bortograf\w*|错别字|拼写|错字|誤字"
+)
+
+
+_KEEPS = re.compile(
+    r"(?i)\b(?:not|leave|keeps?|stays?|except|but|only|just)\b|n['’]t\b|\b(?:nicht|nur|pas|no|solo)\b"
+)
+
+
+def _misspelt_still(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection if a named word was corrected at one place, and stands at another."""
+    if not _SPELLING.search(reading.instruction) or _KEEPS.search(reading.instruction):
+        return []
+    gone = {
+        word.lower()
+        for hunk in hunks
+        for word in re.findall(r"\w{4,}", "\n".join(hunk.old))
+        if word not in "\n".join(hunk.new)
+    }
+    named = gone & {one.lower() for one in re.findall(r"\w{4,}", reading.instruction)}
+    kept = {i for part in reading.kept for i in range(part.start, part.end)}
+    for i, line in enumerate(apply(reading.lines, hunks)):
+        left = named & {one.lower() for one in re.findall(r"\w{4,}", line)}
+        if left and i not in kept:
+            return [f"{min(left)} still stands in line {i + 1}"]
+    return []
+
+
+_TAG = re.compile(r"</?[a-zA-Z][\w-]*(?:\s[^<>]*)?/?>")
+_OF_MARKS = re.compile(
+    r"(?i)<|\b(?:tags?|mark\w*|html|format\w*|italics?|bold|plain|clean\w*|elements?|links?|kursiv|fett)\b"
+)
+
+
+def _marks_are_gone(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    """Return an objection to a line that lost nothing but its tags, which nobody asked for."""
+    if _OF_MARKS.search(reading.instruction):
+        return []
+    for hunk in hunks:
+        new = {" ".join(line.split()) for line in hunk.new}
+        for i, line in enumerate(hunk.old):
+            bare = _TAG.sub("", line)
+            if bare != line and bare.strip() and " ".join(bare.split()) in new:
+                return [f"the marks of line {hunk.start + i + 1} are gone"]
+    return []
 
 
 def _said_again(new: Sequence[Hunk], reading: Reading) -> list[str]:

@@ -46,6 +46,7 @@ const char * const lacks = "!this processor lacks instructions for dot products 
 const char * const lacks = "!this processor lacks AVX2, FMA or F16C";
 #endif
 const Set * used;                       // the set in use
+Set given;                              // for tests: a set with the tiles of another library
 const Kernels * kernels;                // its kernels
 std::atomic<int> switched_on{0};        // bit 0: products, bit 1: attention
 std::atomic<long> n_products, n_attentions; // operations computed, for tests
@@ -655,11 +656,15 @@ EXPORT int gguf_spec_kernels_use(const char * name) {
 
 // Whether tiles are in use: 1, or 0 if the set has none, or -1 if the system refuses them.
 EXPORT int gguf_spec_kernels_tiles() {
+    if (!used || !used->tiles) return 0;
 #if defined(TILES)
-    if (used && used->tiles) return may_use_tiles() ? 1 : -1;
+    if (used != &given) return may_use_tiles() ? 1 : -1;
 #endif
-    return 0;
+    return 1;
 }
+
+// For tests: use another library's table of tiles with the instruction set in use, until another one is used. That library stays loaded.
+EXPORT void gguf_spec_kernels_use_tiles(const Tiled * tiles) { given = {used->name, used->kernels, tiles}, used = &given; }
 
 // For tests: the number of rows from which tiles are used, in the whole process; 0 for those of the kernels.
 EXPORT void gguf_spec_kernels_tiles_from(int rows) { tiles_from = rows; }

@@ -48,7 +48,7 @@ struct Tiled {
 };
 extern const Tiled tile_products[];
 // Whether the system lets this thread use tiles; asks it.
-bool may_use_tiles() __attribute__((noinline));
+bool may_use_tiles();
 
 // All kernels for one instruction set.
 struct Kernels {

@@ -18,17 +18,19 @@
 #include "kernels.h"
 #include "plain.h"
 
+#ifdef TILES_IN_SOFTWARE
+#include TILES_IN_SOFTWARE // for tests on processors without AMX: a header with what follows, tests/kernels/tiles_in_software.h
+#else
 // The system must be asked for the state of tiles (number 18) before their first use in a process. It refuses where a signal stack has
 // no room for that state.
-bool may_use_tiles() {
+__attribute__((noinline)) bool may_use_tiles() {
     static thread_local int answer = -1;
     if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0; // ARCH_REQ_XCOMP_PERM
     return answer;
 }
 
-namespace ISA {
-namespace {
-
+#define TILE_CONFIGURE(c) asm volatile("ldtilecfg %0" ::"m"(c))
+#define TILE_RELEASE() asm volatile("tilerelease" ::)
 #define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
 #define TILE_ROWS(t, p, bytes) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((long) (bytes))) // packed before: nothing here writes them
 #define TILE_WEIGHTS(t, p) asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(64L), "m"(*(const char(*)[1024])(p)))
@@ -36,6 +38,10 @@ namespace {
 #define TILE_DOT(sums, rows, w) asm volatile("tdpbssd %%tmm" #w ", %%tmm" #rows ", %%tmm" #sums ::)          // signed by signed bytes
 #define TILE_DOT_UNSIGNED(sums, rows, w) asm volatile("tdpbsud %%tmm" #w ", %%tmm" #rows ", %%tmm" #sums ::) // signed rows, unsigned weights
 #define TILE_DOT_BF16(sums, rows, w) asm volatile("tdpbf16ps %%tmm" #w ", %%tmm" #rows ", %%tmm" #sums ::)
+#endif
+
+namespace ISA {
+namespace {
 
 constexpr int BLOCK = 32;       // most rows of a step: two tiles
 constexpr int TILE = 1024;      // bytes
@@ -48,7 +54,7 @@ void configure(int m0, int m1, int bytes) {
     c.palette = 1;
     const int rows[8] = {m0, m0, m1, m1, m0, m1, bytes / 4, bytes / 4};
     for (int i = 0; i < 8; i++) c.rows[i] = (uint8_t) rows[i], c.bytes[i] = (uint16_t) (!rows[i] ? 0 : i == 4 || i == 5 ? bytes : 64);
-    asm volatile("ldtilecfg %0" ::"m"(c));
+    TILE_CONFIGURE(c);
 }
 
 // Up to 32 packed rows. Of each block, 16 rows have `tiles` tiles and then `words` lines with a number of each row.
@@ -81,14 +87,19 @@ template <class X> X * take(char *& memory, size_t n) {
     return found;
 }
 
+// How many groups of 16 columns, and blocks of each, are unpacked at once.
+struct Share { int groups, depth; };
+
 // The loops of all kernels. K has the weights of a block and 16 columns in tiles (Weights), and the float sums of 32 rows (Sums);
-// it unpacks weights once for up to `most` rows, whose sums have room in the cache beside the weights.
+// it unpacks weights once for up to `most` rows, whose sums have room in the second cache beside the weights. Of up to `few` rows unpacking is
+// most of the work: a smaller share stays in the first cache, with the sums of all rows.
 template <class K> size_t scratch_bytes(int64_t n) {
     const int64_t blocks = ((n < K::most ? n : K::most) + BLOCK - 1) / BLOCK;
     return K::stage + blocks * K::groups * sizeof(typename K::Sums) + K::groups * K::depth * sizeof(typename K::Weights);
 }
 template <class K> size_t bytes_of_16(int64_t k) { return (size_t) (k / K::elements) * Rows<K>::unit; }
 template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * x, float * const * y, int64_t n, char * memory) {
+    static_assert(K::share_of_few.groups <= K::groups && K::share_of_few.depth <= K::depth, "it has room in the work memory");
     if (!may_use_tiles()) return false;
     const int64_t n_blocks = k / K::elements;
     const size_t next = bytes_of_16<K>(k);
@@ -98,16 +109,20 @@ template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64
     int m0 = 0, m1 = 0;
     for (int64_t first = 0; first < n; first += K::most) {
         const int64_t end = n - first < K::most ? n : first + K::most;
-        for (int64_t c = c0; c < c1; c += 16 * K::groups) {
+        const Share at_once = end - first <= K::few ? K::share_of_few : Share{K::groups, K::depth};
+        for (int64_t c = c0; c < c1; c += 16 * at_once.groups) {
             const int64_t left = (c1 - c + 15) / 16;
-            const int groups = (int) (left < K::groups ? left : K::groups);
-            memset((void *) sums, 0, (end - first + BLOCK - 1) / BLOCK * K::groups * sizeof(typename K::Sums));
-            for (int64_t b = 0; b < n_blocks; b += K::depth) {
-                const int depth = (int) (n_blocks - b < K::depth ? n_blocks - b : K::depth);
+            const int groups = (int) (left < at_once.groups ? left : at_once.groups);
+            memset((void *) sums, 0, (end - first + BLOCK - 1) / BLOCK * groups * sizeof(typename K::Sums));
+            for (int64_t b = 0; b < n_blocks; b += at_once.depth) {
+                const int depth = (int) (n_blocks - b < at_once.depth ? n_blocks - b : at_once.depth);
                 for (int g = 0; g < groups; g++)
-                    for (int i = 0; i < depth; i++) weights[i * K::groups + g].unpack(w + (c + 16 * g) * stride, stride, c1 - c - 16 * g, b + i);
+                    for (int i = 0; i < depth; i++) { // the blocks that are asked for behind the last one are the first ones of the next columns
+                        const int64_t ahead = b + i + K::ahead < n_blocks ? K::ahead * K::bytes : 16 * groups * (int64_t) stride - (n_blocks - K::ahead) * K::bytes;
+                        weights[i * K::groups + g].unpack(w + (c + 16 * g) * stride, stride, c1 - c - 16 * g, b + i, ahead);
+                    }
                 typename K::Sums * to = sums;
-                for (int64_t r = first; r < end; r += BLOCK, to += K::groups) {
+                for (int64_t r = first; r < end; r += BLOCK, to += groups) {
                     const Rows<K> rows = {x + r / 16 * next + b * Rows<K>::unit, next, (int) (end - r < BLOCK ? end - r : BLOCK)};
                     const int m = rows.n < 16 ? rows.n : 16;
                     if (m != m0 || rows.n - m != m1) configure(m0 = m, m1 = rows.n - m, K::tile_bytes);
@@ -116,7 +131,7 @@ template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64
                 }
             }
             const typename K::Sums * from = sums;
-            for (int64_t r = first; r < end; r += BLOCK, from += K::groups)
+            for (int64_t r = first; r < end; r += BLOCK, from += groups)
                 for (int i = 0; i < BLOCK && r + i < end; i++)
                     for (int g = 0; g < groups; g++) {
                         const int64_t at = c + 16 * g;
@@ -125,7 +140,7 @@ template <class K> bool multiply(const char * w, size_t stride, int64_t k, int64
                     }
         }
     }
-    asm volatile("tilerelease" ::); // or the system saves their state at each change of threads
+    TILE_RELEASE(); // or the system saves their state at each change of threads
     return true;
 }
 
@@ -152,7 +167,8 @@ inline const int8_t * values_of(Interleaved_IQ4_NL) { return iq4_nl_values; }
 inline const int8_t * values_of(Interleaved_MXFP4) { return mxfp4_values; }
 
 template <class T> struct Interleaved32 {
-    static constexpr int elements = 32, groups = 8, depth = 24, tile_bytes = 64, tiles = 1, words = 1, most = 512;
+    static constexpr int elements = 32, groups = 8, depth = 24, tile_bytes = 64, tiles = 1, words = 1, most = 512, few = 64, ahead = 8, bytes = T::group_bytes;
+    static constexpr Share share_of_few = {8, 2};
     static constexpr size_t stage = 4 * TILE;
 
     static void pack(const char * row, char * to, int r, int64_t, int64_t begin, int64_t end) {
@@ -168,7 +184,7 @@ template <class T> struct Interleaved32 {
     struct alignas(64) Weights {
         char tile[TILE];
         Floats scale;
-        void unpack(const char * w, size_t stride, int64_t n_columns, int64_t b) {
+        void unpack(const char * w, size_t stride, int64_t n_columns, int64_t b, int64_t ahead) {
             const char * p = w + b * T::group_bytes, * q = n_columns > 8 ? p + 8 * stride : p;
             // Indices are the low nibbles of 16 bits; the table is there twice, as one more bit counts.
             const __m256i values = high_halves(floats_of(_mm_load_si128((const __m128i *) values_of(T()))));
@@ -176,7 +192,7 @@ template <class T> struct Interleaved32 {
             UNROLL for (int i = 0; i < 2; i++) {
                 Ints raw[2];
                 columns_at(p + T::codes + 64 * i, q + T::codes + 64 * i, raw[0], raw[1]);
-                _mm_prefetch(p + T::codes + 64 * i + 1152, _MM_HINT_T0), _mm_prefetch(q + T::codes + 64 * i + 1152, _MM_HINT_T0);
+                _mm_prefetch(p + T::codes + 64 * i + ahead, _MM_HINT_T0), _mm_prefetch(q + T::codes + 64 * i + ahead, _MM_HINT_T0);
                 UNROLL for (int half = 0; half < 2; half++) {
                     char * to = tile + 256 * (2 * i + half);
                     _mm512_store_si512(to, _mm512_permutexvar_epi16(raw[half], table));
@@ -255,7 +271,8 @@ template <class T> struct Interleaved32 {
 
 struct Repacked_Q4_K {
     typedef Interleaved_Q4_K T;
-    static constexpr int elements = 256, groups = 8, depth = 3, tile_bytes = 64, tiles = 5, words = 1, most = 512;
+    static constexpr int elements = 256, groups = 8, depth = 3, tile_bytes = 64, tiles = 5, words = 1, most = 512, few = 64, ahead = 2, bytes = T::group_bytes;
+    static constexpr Share share_of_few = {2, 1};
     static constexpr size_t stage = 6 * TILE;
 
     // The last tile has h of the eight sums and l of them, in pairs, then zeros.
@@ -275,7 +292,7 @@ struct Repacked_Q4_K {
         char tile[4][2][TILE]; // of 64 elements: times h, times l
         char minimum[TILE];    // for h and for l; the second half stays zero
         Floats d, dmin;
-        void unpack(const char * w, size_t stride, int64_t n_columns, int64_t b) {
+        void unpack(const char * w, size_t stride, int64_t n_columns, int64_t b, int64_t ahead) {
             const char * p = w + b * T::group_bytes, * q = n_columns > 8 ? p + 8 * stride : p;
             Ints high[8], low[8];
             UNROLL for (int i = 0; i < 8; i++) {
@@ -293,7 +310,7 @@ struct Repacked_Q4_K {
                 UNROLL for (int i = 0; i < 4; i++) {
                     Ints raw[2];
                     columns_at(p + at + 64 * i, q + at + 64 * i, raw[0], raw[1]);
-                    _mm_prefetch(p + at + 64 * i + 2 * T::group_bytes, _MM_HINT_T0), _mm_prefetch(q + at + 64 * i + 2 * T::group_bytes, _MM_HINT_T0);
+                    _mm_prefetch(p + at + 64 * i + ahead, _MM_HINT_T0), _mm_prefetch(q + at + 64 * i + ahead, _MM_HINT_T0);
                     UNROLL for (int j = 0; j < 2; j++)
                         UNROLL for (int part = 0; part < 2; part++) {
                             const Ints x = both(part ? shift_right(raw[j], 4) : raw[j], all_bytes(15));
@@ -402,7 +419,8 @@ inline void transpose_ints(Ints * x) {
 template <class T> struct Super {
     static constexpr int kind = LowsOf<T>::kind, n_lows = kind == OF_FOUR ? 4 : kind == OF_ONE ? 1 : 0, n_products = kind == OF_EIGHT ? 2 : 1;
     static constexpr int n_sums = n_lows ? 4 : 8; // pairs of sums of 32 or of 16 activations
-    static constexpr int elements = 256, groups = 2, depth = 8, tile_bytes = 32, tiles = 8, words = 1 + n_sums, most = 256;
+    static constexpr int elements = 256, groups = 2, depth = 8, tile_bytes = 32, tiles = 8, words = 1 + n_sums, most = 256, few = 32, ahead = 2, bytes = T::bytes;
+    static constexpr Share share_of_few = {1, 1};
     static constexpr size_t stage = 4 * TILE + n_products * depth * BLOCK * 64;
 
     // The elements of each sum: [group of 32][4].
@@ -426,12 +444,12 @@ template <class T> struct Super {
         char tile[8][2][TILE / 2]; // for each sum: high and low bytes; 8 groups of four elements of 16 columns
         Ints low[8];               // offsets or minima of two parts, as 16 bits
         Floats d, dmin;
-        void unpack(const char * w, size_t stride, int64_t n_columns, int64_t b) {
+        void unpack(const char * w, size_t stride, int64_t n_columns, int64_t b, int64_t ahead) {
             Ints codes[V][16], scales[16], lows[16];
             alignas(64) float d_of[16], dmin_of[16];
             UNROLL for (int c = 0; c < 16; c++) {
                 const char * p = w + (c < n_columns ? c : n_columns - 1) * stride + b * T::bytes;
-                _mm_prefetch(p + 2 * T::bytes, _MM_HINT_T0), _mm_prefetch(p + 2 * T::bytes + 64, _MM_HINT_T0), _mm_prefetch(p + 2 * T::bytes + 128, _MM_HINT_T0);
+                _mm_prefetch(p + ahead, _MM_HINT_T0), _mm_prefetch(p + ahead + 64, _MM_HINT_T0), _mm_prefetch(p + ahead + 128, _MM_HINT_T0);
                 T type;
                 Superblock s;
                 s.dmin = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -227,7 +228,12 @@ def load(
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
     given = locals()
-    for name, value in given.pop("others").items():
+    rest: dict[str, Any] = given.pop("others")
+    if "shared_drafts" in rest:  # as in 0.4
+        given["draft_texts"] = "memory" if rest.pop("shared_drafts") else "off"
+        text = "shared_drafts is draft_texts now: 'memory' or 'off'"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+    for name, value in rest.items():
         raise no_such_option(name, value, {*LOADING, *REQUESTS, *ARGUMENTS})
     return open_plan(plan(_read(given)))
 

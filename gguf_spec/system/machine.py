@@ -23,6 +23,8 @@ _STAT = Path("/proc/stat")
 # up for a moment is ignored.
 _SAMPLES, _PAUSE_S = 4, 0.005
 _MIB, _GIB = 1 << 20, 1 << 30
+# Bytes that are read to measure the memory: more than a cache of some cores holds.
+_READ = 256 * _MIB
 # Unit of a size in lower case -> its bytes. Units without "i" are decimal if they end with "b".
 _UNITS = {"b": 1} | {
     f"{letter}{end}": (1000 if end == "b" else 1024) ** power
@@ -68,19 +70,31 @@ def total_bytes() -> int | None:
     return min((n for n in known if n is not None), default=None)
 
 
+def part_to_read(n_cores: int, free: int | None) -> int:
+    """Return how many numbers of eight bytes each core reads when the memory is measured.
+
+    They fit into no cache, and into a quarter of what is free, in bytes.
+    """
+    return max(1, min(_READ, _READ if free is None else free // 4) // (8 * n_cores))
+
+
 @cache
 def read_speed() -> float:
-    """Return the bytes that all cores together read from memory in a second, at least."""
+    """Return the bytes that all cores together read from memory in a second, at least.
+
+    Each core reads a part of its own, so that no cache answers for the memory.
+    """
     import numpy as np
 
-    data, n = np.ones(4 << 20, np.uint64), min(8, os.cpu_count() or 1)
+    n = min(8, os.cpu_count() or 1)
+    parts = np.ones(part_to_read(n, available_bytes()) * n, np.uint64).reshape(n, -1)
     with ThreadPoolExecutor(n) as pool:
         best = math.inf
-        for _ in range(20):
+        for _ in range(8):
             began = time.perf_counter()
-            list(pool.map(np.bitwise_or.reduce, [data] * n))
+            list(pool.map(np.bitwise_or.reduce, parts))
             best = min(best, time.perf_counter() - began)
-    return n * data.nbytes / best
+    return parts.nbytes / best
 
 
 def available_bytes() -> int | None:

@@ -25,7 +25,7 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 FOLDER = Path(__file__).parents[2] / "tests" / "data" / "edits"
-HALVES = ("tune", "report", "fresh", "fresh2", "fresh3")
+HALVES = ("tune", "report", "fresh", "fresh2", "fresh3", "fresh4")
 RIGHT, DAMAGED, WRONG, UNCHANGED, REFUSED = "right", "damaged", "wrong", "unchanged", "refused"
 _MOST_S = 20  # for the code of a new text, which may not end
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -37,7 +37,7 @@ class Task:
     """One edit.
 
     Attributes:
-        half: "tune", "report", "fresh", "fresh2" or "fresh3".
+        half: "tune", "report", "fresh", "fresh2", "fresh3" or "fresh4".
         name: A short name.
         file: Name of the file, as the model sees it.
         raw: The file as it is stored, with its line ends and byte order mark.

@@ -18,7 +18,7 @@ unchanged  the same text
 refused    nothing was written; in brackets how many of these texts were right
 
 Methods and parameters are chosen with the half `tune`; the half `report` is for figures that are published;
-`fresh`, `fresh2` and `fresh3` were written later by somebody who had not read the rules, and are not to be tuned on. With --json the results are kept
+`fresh`, `fresh2`, `fresh3` and `fresh4` were written later by somebody who had not read the rules, and are not to be tuned on. With --json the results are kept
 after each task, and tasks that are in the file are not run again. --equal compares the first tokens of what the model writes without drafts
 and with drafts from each source, also those that would not pay; --beside N does so while N other requests
 are answered, and a large N of --equal compares whole answers. The checks execute functions of the new Python texts in this process.

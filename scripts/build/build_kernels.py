@@ -64,6 +64,7 @@ FLAGS = [
     "-std=c++17",
     "-O3",
     "-g0",
+    "-fPIC",
     "-fvisibility=hidden",
     "-fno-rtti",
     "-ffp-contract=off",
@@ -166,7 +167,7 @@ def of_system(compiler: list, system: str) -> tuple:
         link = ["-shared", "-O3", *(["-Wl,--as-needed"] if system == "linux" else [])]
     if system == "darwin":
         link.append(f"-Wl,-install_name,@rpath/{LIBRARIES[system]}")
-    return ["-fPIC"], link, ["-ldl", "-lpthread"] if system == "linux" else []
+    return [], link, ["-ldl", "-lpthread"] if system == "linux" else []
 
 
 def build(
@@ -204,7 +205,7 @@ def build(
             subprocess.run(
                 [
                     *compiler,
-                    *FLAGS,
+                    *(one for one in FLAGS if one != "-fPIC" or system != "win32"),
                     *flags,
                     *options,
                     *OF_FILE.get(source, ()),

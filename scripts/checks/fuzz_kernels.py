@@ -3,22 +3,36 @@
     .venv/bin/python scripts/checks/fuzz_kernels.py [--minutes 5] [--seed 0]
 
 Attention: random shapes, strides, types, masks, windows, sinks, biases and caps. Products: types, sizes, widths and experts. Threads that are
-planned and that run differ. Each row of a wide operation has the bits of the row alone. GGUF_SPEC_KERNELS_LIBRARY names another
-library, such as one with sanitisers.
+planned and that run differ. Each row of a wide operation has the bits of the row alone. Half of the products are in tiles: of the processor, or in
+software (tests/kernels/tiles_in_software.h) where it has AVX-512 VNNI alone. GGUF_SPEC_KERNELS_LIBRARY names another library, such as one
+with sanitisers.
 """
 
 import argparse
 import ctypes
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from gguf_spec.llama import own_kernels
 from tests.kernels import graphs
-from tests.kernels.graphs import BF16, F16, F32, Q8_0, TYPES, Weights, kernels, quantized
+from tests.kernels.graphs import (
+    AMX,
+    BF16,
+    F16,
+    F32,
+    IN_SOFTWARE,
+    Q8_0,
+    TYPES,
+    Weights,
+    kernels,
+    quantized,
+)
 from tests.kernels.test_attention import HIDDEN, exact
 
 # offsets of the sizes and strides of a tensor
@@ -123,6 +137,18 @@ def fuzz_attention(random):
     return about
 
 
+@cache
+def set_with_tiles():
+    """Return the set of instructions with tiles that products can use here; None if there is none."""
+    for one in (AMX, IN_SOFTWARE):
+        try:
+            with kernels(1, one):
+                return one
+        except pytest.skip.Exception:
+            continue
+    return None
+
+
 def fuzz_product(random):
     name = str(random.choice(list(TYPES)))
     # more than a kernel with tiles unpacks at once: 8 superblocks, 512 rows, 128 columns
@@ -146,7 +172,7 @@ def fuzz_product(random):
     row, about = int(random.integers(n)), (name, repacked, k, columns, n, n_matrices, tiles_from)
     some = None if ids is None else ids[row : row + 1]
     planned, running = random.integers(1, 20, 2).tolist()
-    with kernels(1):
+    with kernels(1, set_with_tiles() if tiles_from else None):
         own_kernels.library().gguf_spec_kernels_tiles_from(tiles_from)
         found, alone = (
             weights.product(x, running, ids, planned=planned),

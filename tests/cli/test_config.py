@@ -235,3 +235,40 @@ def test_no_tool_server(here, config):
         2,
         "it has no section [mcp.NAME] for a tool server.",
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "variables", "value"),
+    [
+        (["--shared-drafts"], "", {}, "memory"),
+        (["--shared-drafts", "--draft-texts", "off"], "", {}, "off"),
+        (["--shared-drafts"], '[default]\ndraft-texts = "off"\n', {}, "memory"),
+        ([], "[default]\nshared-drafts = true\n", {}, "memory"),
+        ([], "[batch]\nshared_drafts = false\n", {}, "off"),
+        ([], '[batch]\nshared_drafts = true\ndraft_texts = "off"\n', {}, "off"),
+        ([], "", {"SHARED_DRAFTS": "1"}, "memory"),
+        ([], '[batch]\ndraft_texts = "off"\n', {"SHARED_DRAFTS": "true"}, "memory"),
+        ([], "", {"SHARED_DRAFTS": "1", "DRAFT_TEXTS": "disk"}, "disk"),
+        ([], "", {}, "disk"),
+    ],
+)
+def test_a_switch_of_an_earlier_release(config, monkeypatch, words, file, variables, value):
+    """A config file of 0.4 with `shared-drafts` ended every command."""
+    from gguf_spec.cli.batch import batch
+
+    for name, text in {
+        **config(file),
+        **{f"GGUF_SPEC_{n}": v for n, v in variables.items()},
+    }.items():
+        monkeypatch.setenv(name, text)
+    context = batch.make_context("batch", [*words, "in.jsonl", "out.jsonl"])
+    assert context.params["draft_texts"] == value
+
+
+def test_a_switch_of_an_earlier_release_that_is_no_switch(here, config):
+    check(
+        here("config", env=config("[serve]\nshared-drafts = 3\n")),
+        2,
+        "shared-drafts",
+        "has no option",
+    )

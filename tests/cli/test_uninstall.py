@@ -39,8 +39,14 @@ def test_own_folders_go_and_others_stay(run, home):
     assert "There is nothing to remove." in run("--yes").stdout
 
 
-def test_models_that_stay_in_the_cache_of_the_hub_are_named(run, monkeypatch):
-    monkeypatch.setattr("gguf_spec.models.find", lambda one: one.name in ("qwen3-8b", "tales"))
+def test_models_that_stay_in_the_cache_of_the_hub_are_named(run, monkeypatch, home):
+    """One that came from packages is in the program's own cache, and goes with it."""
+    files = {
+        "qwen3-8b": home / "hub" / "model.gguf",
+        "qwen2.5-coder-1.5b": home / "cache" / "gguf-spec" / "models" / "ab" / "model.gguf",
+        "tales": home / "tales.gguf",
+    }
+    monkeypatch.setattr("gguf_spec.models.find", lambda one: files.get(one.name))
     done = run()
     assert (
         "The hub's cache keeps qwen3-8b; gguf-spec models remove NAME removes one." in done.stdout

@@ -2,13 +2,23 @@
 
 import contextlib
 import ctypes as c
+import os
+import sys
+import tempfile
+import time
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gguf_spec.llama import own_kernels
 from gguf_spec.llama.bindings import call
+from tests.support import children
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
+import _llama_wheel
+import build_kernels
 
 F32, F16, Q8_0, I32, BF16 = 0, 1, 8, 26, 30
 TYPES = {
@@ -16,6 +26,11 @@ TYPES = {
     "IQ4_NL": 20, "BF16": 30, "MXFP4": 39,
 }  # fmt: skip
 REPACKED = ("Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q2_K")
+# Sets with tiles: those of the processor, and those of tiles_in_software.h for any one with AVX-512 VNNI.
+AMX, IN_SOFTWARE = "amx", "amx-in-software"
+_HEADER = Path(__file__).with_name("tiles_in_software.h")
+# Libraries with tiles in software, in the cache of the user, not in that of the tests; seconds for which an unused one stays.
+_CACHE, _KEPT_S = Path("~/.cache/gguf-spec/tests").expanduser(), 7 * 86400
 # offsets of the sizes of a tensor, and of its fields `data` and `extra`
 SIZES, DATA, _EXTRA = 16, 248, 320
 
@@ -87,20 +102,67 @@ def kernels(which, instruction_set=None):
     """Compute in this block with our products (1), our attention (2), both (3) or neither (0)."""
     ggml()
     library, usual = own_kernels.library(), own_kernels.in_use().name
-    if instruction_set and not library.gguf_spec_kernels_use(instruction_set.encode()):
-        pytest.skip(f"the processor, or the library, lacks {instruction_set}")
-    if instruction_set == "amx":  # from two rows on, in place of the number from which it is faster
-        if own_kernels.tiles() != 1:
-            library.gguf_spec_kernels_use(usual.encode())
-            pytest.skip("the system refuses tiles")
-        library.gguf_spec_kernels_tiles_from(2)
-    library.gguf_spec_kernels_switch(which)
+    needed = "avx512vnni" if instruction_set == IN_SOFTWARE else instruction_set
+    if needed and not library.gguf_spec_kernels_use(needed.encode()):
+        pytest.skip(f"the processor, or the library, lacks {needed}")
     try:
+        if instruction_set == IN_SOFTWARE:
+            use_tiles(software_tiles())
+        if instruction_set in (AMX, IN_SOFTWARE):  # from two rows on, not where it is faster
+            if own_kernels.tiles() != 1:
+                pytest.skip("the system refuses tiles")
+            library.gguf_spec_kernels_tiles_from(2)
+        library.gguf_spec_kernels_switch(which)
         yield
     finally:
         library.gguf_spec_kernels_switch(3)
         library.gguf_spec_kernels_tiles_from(0)
         library.gguf_spec_kernels_use(usual.encode())
+
+
+def use_tiles(library):
+    """Use the tiles of a library of `compiled_tiles` with the instruction set in use."""
+    table = c.c_void_p(c.addressof(c.c_char.in_dll(library, "tile_products")))
+    own_kernels.library().gguf_spec_kernels_use_tiles(table)
+
+
+@cache
+def software_tiles():
+    """Return a library with tiles in software, compiled once for each content of the sources."""
+    parts = [
+        path.read_text("utf-8") for path in sorted([*build_kernels.SOURCES.glob("*.h"), _HEADER])
+    ]
+    parts += [
+        Path(build_kernels.SOURCES, "tiles.cpp").read_text("utf-8"),
+        _llama_wheel.compiler("CXX"),
+    ]
+    path = _CACHE / f"{_llama_wheel.digest(parts, _tiles_command())}.so"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for one in path.parent.glob("*.so"):
+            if time.time() - one.stat().st_mtime > _KEPT_S:
+                one.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as work:
+            compiled_tiles(Path(work, "tiles.so")).replace(path)
+    os.utime(path)
+    return c.CDLL(str(path))
+
+
+def _tiles_command():
+    options = [*build_kernels.FLAGS, *build_kernels.SETS[AMX][0], "-fvisibility=default", "-O1"]
+    options += ["-DISA=amx", f'-DTILES_IN_SOFTWARE="{_HEADER.name}"', "-shared"]
+    return [*build_kernels.compiler_command("CXX"), *options]
+
+
+def compiled_tiles(path, sources=build_kernels.SOURCES):
+    """Compile tiles.cpp of `sources` with tiles in software, and return the library's path."""
+    try:
+        children.run(
+            [*_tiles_command(), "-I", _HEADER.parent, sources / "tiles.cpp", "-o", path], check=True
+        )
+    except FileNotFoundError as error:
+        pytest.skip(f"no C++ compiler: {error}")
+    return path
 
 
 def quantized(numbers, kind):

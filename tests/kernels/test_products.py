@@ -13,12 +13,32 @@ from gguf_spec.llama import own_kernels
 from tests.support import children, tiny
 
 from . import graphs
-from .graphs import F16, F32, REPACKED, TYPES, Weights, ggml, is_repacked, kernels, quantized
+from .graphs import (
+    AMX,
+    F16,
+    F32,
+    IN_SOFTWARE,
+    REPACKED,
+    TYPES,
+    Weights,
+    ggml,
+    is_repacked,
+    kernels,
+    quantized,
+)
 
-SETS = ("avx2", "avxvnni", "avx512", "avx512vnni", "amx")
+SETS = ("avx2", "avxvnni", "avx512", "avx512vnni", AMX, IN_SOFTWARE)
+# the last two have tiles: those of the processor, and of tests/kernels/tiles_in_software.h
+WITH_TILES = pytest.mark.parametrize("instruction_set", SETS[-2:])
 # types whose products add in llama.cpp's order: with these instruction sets, or with all
 AS_STOCK = set(TYPES) - {"F32", "F16", "BF16", "Q3_K"}
 KINDS = [(name, False) for name in TYPES] + [(name, True) for name in REPACKED]
+# types with tiles
+AS_BLOCKS = ("Q4_0", "IQ4_NL", "MXFP4")
+TILED = [*((name, True) for name in AS_BLOCKS), ("Q4_K", True)]
+TILED += [(name, False) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")]
+# what is not in tiles is the same with both sets that have them
+ALL = [(*kind, one) for one in SETS for kind in (TILED if one == IN_SOFTWARE else KINDS)]
 # (elements, columns): one group of eight columns and incomplete ones of 16, one block and many
 SIZES = ((256, 8), (512, 40), (1280, 24))
 WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 32, 40)
@@ -35,8 +55,7 @@ def numbers(shape, seed, extreme=False):
 
 
 @pytest.mark.few(27)
-@pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize(("name", "repacked"), KINDS)
+@pytest.mark.parametrize(("name", "repacked", "instruction_set"), ALL)
 def test_bits_of_a_row(name, repacked, instruction_set):
     for seed, (k, columns) in enumerate(SIZES):
         w, x = numbers((columns, k), seed), numbers((40, k), seed + 9, extreme=True)
@@ -67,8 +86,7 @@ def test_bits_of_a_row(name, repacked, instruction_set):
         assert (np.abs(alone - stock) / size).max() < 1e-5
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize(("name", "repacked"), KINDS)
+@pytest.mark.parametrize(("name", "repacked", "instruction_set"), ALL)
 def test_random_blocks(name, repacked, instruction_set):
     """Bytes of a file may be anything: any scale, infinities and NaN among them, any code."""
     k, columns = 512, 40
@@ -90,7 +108,7 @@ def test_random_blocks(name, repacked, instruction_set):
 
 
 @pytest.mark.few(11)
-@pytest.mark.parametrize("instruction_set", SETS[:-1])
+@pytest.mark.parametrize("instruction_set", SETS[:-2])
 @pytest.mark.parametrize(("name", "repacked"), [kind for kind in KINDS if kind[0].endswith("_K")])
 def test_bits_of_many_rows(name, repacked, instruction_set):
     """More rows, columns and elements than are unpacked at once; the largest sums among them."""
@@ -112,13 +130,9 @@ def test_bits_of_many_rows(name, repacked, instruction_set):
             assert np.array_equal(bits(found), bits(alone[:width])), width
 
 
-AS_BLOCKS = ("Q4_0", "IQ4_NL", "MXFP4")
-TILED = [*((name, True) for name in AS_BLOCKS), ("Q4_K", True)]
-TILED += [(name, False) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")]
-
-
+@WITH_TILES
 @pytest.mark.parametrize(("name", "repacked"), TILED)
-def test_bits_with_tiles(name, repacked):
+def test_bits_with_tiles(name, repacked, instruction_set):
     """More than all blocks of rows, columns and elements for which a kernel unpacks weights at once."""
     # an odd number of blocks of 32
     k, columns, n = 2592 if name in AS_BLOCKS else 2560, 136 if repacked else 133, 525
@@ -127,26 +141,28 @@ def test_bits_with_tiles(name, repacked):
     weights = Weights(quantized(w, TYPES[name]), TYPES[name], k, columns, repacked)
     with kernels(1, "avx512vnni"):
         alone = weights.product(x)
-    with kernels(1, "amx"):
+    with kernels(1, instruction_set):
         for width, threads in ((525, 1), (525, 3), (256, 2), (129, 2), (64, 1), (49, 1), (33, 2)):
             found = weights.product(x[-width:], threads)
             assert np.array_equal(bits(found), bits(alone[-width:])), width
 
 
 @pytest.mark.slow
+@WITH_TILES
 @pytest.mark.parametrize(("name", "repacked"), TILED)
-def test_bits_with_tiles_at_every_width(name, repacked):
+def test_bits_with_tiles_at_every_width(name, repacked, instruction_set):
     k, columns = 512, 24
     w, x = numbers((columns, k), 1), numbers((257, k), 2, extreme=True)
     weights = Weights(quantized(w, TYPES[name]), TYPES[name], k, columns, repacked)
     with kernels(1, "avx512vnni"):
         alone = weights.product(x)
-    with kernels(1, "amx"):
+    with kernels(1, instruction_set):
         for width in range(1, 258):
             assert np.array_equal(bits(weights.product(x[:width])), bits(alone[:width])), width
 
 
-def test_largest_sums_with_tiles():
+@WITH_TILES
+def test_largest_sums_with_tiles(instruction_set):
     """Codes, scales and activations that make the integer sums as large as they can be."""
     for name, repacked in TILED:
         k, columns = 512, 16
@@ -157,8 +173,31 @@ def test_largest_sums_with_tiles():
             x = np.ones((20, k), np.float32) * np.where(np.arange(20) % 2, 1, -1)[:, None]
             with kernels(1, "avx512vnni"), np.errstate(all="ignore"):
                 alone = weights.product(x)
-            with kernels(1, "amx"), np.errstate(all="ignore"):
+            with kernels(1, instruction_set), np.errstate(all="ignore"):
                 assert np.array_equal(weights.product(x), alone, equal_nan=True), name
+
+
+def test_tiles_in_software_are_released_and_refused():
+    """As the real ones must be, or the system saves their state at each change of threads; and as it may refuse them."""
+    w, x = numbers((40, 512), 1), numbers((40, 512), 2)
+    weights = Weights(quantized(w, TYPES["Q6_K"]), TYPES["Q6_K"], 512, 40)
+    with kernels(1, IN_SOFTWARE):
+        found = weights.product(x)
+        assert not graphs.software_tiles().tiles_in_use()
+        weights.product(-x)  # the memory of the next result has other numbers
+        refused = c.c_int.in_dll(graphs.software_tiles(), "tiles_are_refused")
+        refused.value = 1
+        try:
+            assert np.array_equal(weights.product(x), found)
+        finally:
+            refused.value = 0
+
+
+def test_the_library_has_no_tiles_in_software():
+    """Only that of the tests has the function that tells of them."""
+    with kernels(1, IN_SOFTWARE):  # skips
+        assert graphs.software_tiles().tiles_in_use
+    assert b"tiles_in_use" not in own_kernels.path_of_library().read_bytes()
 
 
 # Prints whether tiles are in use, and the sum of the bits of a product of 40 rows.
@@ -210,6 +249,8 @@ print(own_kernels.tiles(), first)
 def test_tiles_of_a_process(what):
     """A refusal is no error: the bits are the same. Signals and children by fork are as ever.
 
+    All of it needs the processor's tiles: the system does not know those in software.
+
     After a product no tile is in use: the system would save their state at each change of threads.
     """
     with kernels(1, "amx"):  # skips
@@ -244,7 +285,7 @@ def test_a_nan_behind_the_largest_number(instruction_set):
             assert np.array_equal(weights.product(x), stock, equal_nan=True), name
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", SETS[:-1])
 def test_smallest_scales_of_mxfp4(instruction_set):
     """Those that are no normal floats; among larger ones they would not be seen."""
     k, columns = 256, 8
@@ -299,7 +340,7 @@ def test_nothing_behind_the_weights_is_read(instruction_set):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", SETS[:-1])
 def test_odd_lengths_of_float_rows(instruction_set):
     for name in ("F32", "F16", "BF16"):
         for k in (1, 3, 15, 63, 65, 100):
@@ -311,7 +352,7 @@ def test_odd_lengths_of_float_rows(instruction_set):
             assert np.allclose(alone, x @ w.T, atol=0.3)
 
 
-@pytest.mark.parametrize("instruction_set", [None, "amx"])
+@pytest.mark.parametrize("instruction_set", [None, *SETS[-2:]])
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q8_0", "Q6_K", "F16"])
 def test_experts(name, instruction_set):
     k, columns, n_experts, used = 256, 24, 6, 3
@@ -336,18 +377,20 @@ def test_experts(name, instruction_set):
         assert np.allclose(alone, stock, rtol=1e-4, atol=1e-3)
 
 
-def test_more_threads_than_there_is_memory_for_tiles():
+@WITH_TILES
+def test_more_threads_than_there_is_memory_for_tiles(instruction_set):
     """They compute without tiles, not with llama.cpp's kernels."""
     w, x = numbers((40, 512), 1), numbers((40, 512), 2)
     weights = Weights(quantized(w, TYPES["Q6_K"]), TYPES["Q6_K"], 512, 40)
-    with kernels(1, "amx"):
+    with kernels(1, instruction_set):
         right, before = weights.product(x), own_kernels.n_computed(attentions=False)
         assert np.array_equal(weights.product(x, 16, planned=1), right)
         assert own_kernels.n_computed(attentions=False) == before + 1
 
 
+@WITH_TILES
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
-def test_experts_that_a_token_names_twice(name):
+def test_experts_that_a_token_names_twice(name, instruction_set):
     """More rows than tokens meet a matrix; they stay in the work memory."""
     k, columns, n = 256, 24, 31
     w, x = numbers((2 * columns, k), 1), numbers((n, 1, k), 2)
@@ -356,7 +399,7 @@ def test_experts_that_a_token_names_twice(name):
         weights = Weights(data, TYPES[name], k, columns, repacked, n_matrices=2)
         with kernels(1, "avx512vnni"):
             right = weights.product(x, ids=np.ones((n, 3), int))
-        with kernels(1, "amx"):
+        with kernels(1, instruction_set):
             assert np.array_equal(weights.product(x, ids=np.ones((n, 3), int)), right)
 
 

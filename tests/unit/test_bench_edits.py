@@ -93,13 +93,16 @@ def test_the_halves_have_the_same_mix():
     assert all(25 <= task.old.count("\n") <= 180 for one in half.values() for task in one)
 
 
-@pytest.mark.parametrize(("half", "least"), [("fresh", 10), ("fresh2", 10), ("fresh3", 7)])
-def test_the_fresh_tasks(half, least):
+@pytest.mark.parametrize(
+    ("half", "least", "languages"),
+    [("fresh", 10, 20), ("fresh2", 10, 20), ("fresh3", 7, 20), ("fresh4", 10, 18)],
+)
+def test_the_fresh_tasks(half, least, languages):
     tasks = [task for task in TASKS if task.half == half]
     assert len(tasks) == 62
     assert all(least <= task.old.count("\n") <= 120 for task in tasks)
     assert half == "fresh3" or sum(bool(task.trap) for task in tasks) * 2 >= len(tasks)
-    assert len({task.kind for task in tasks if "rename" in task.name}) == 20
+    assert len({task.kind for task in tasks if "rename" in task.name}) == languages
     assert not {task.raw for task in tasks} & {task.raw for task in TASKS if task.half != half}
 
 

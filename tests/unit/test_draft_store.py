@@ -200,6 +200,16 @@ def test_another_model_or_nothing_that_is_there_is_refused():
             gguf_spec.load("tales", draft_texts=wrong)
 
 
+@pytest.mark.parametrize(("value", "has_store"), [(True, True), (False, False)])
+def test_the_argument_of_an_earlier_release(value, has_store):
+    """A program of 0.4 with `shared_drafts` runs, and its warning names the argument of now."""
+    with (
+        pytest.warns(DeprecationWarning, match="draft_texts"),
+        gguf_spec.load("tales", "ngram", threads=1, n_ctx=256, shared_drafts=value) as llm,
+    ):
+        assert (llm.engine.pair.store is not None) is has_store
+
+
 @pytest.mark.full
 def test_forget_removes_the_texts(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

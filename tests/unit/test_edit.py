@@ -216,6 +216,9 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.toml", "[a]\nx = 1\n[a.b]\ny = 1\n[ab]\n", "rename the section a to c", [("[a]", "[c]"), ("[a.b]", "[c.b]")]),
     ("a.md", "We do not take big changes. Small ones need no\ntest.\n", 'Replace the sentence "We do not take big changes." with "Ask before you start."', [("We do not take big changes.", "Ask before you start.")]),
     ("a.txt", "He said: come in.\nThe end.\n", 'replace the words "come in" by "go away, but not before noon"', [("come in", "go away, but not before noon")]),
+    ("a.md", "## Get it\n\nGet it here.\n", 'change the heading "Get it" to "Install"', [("## Get it", "## Install")]),
+    ("a.rst", "Get it\n------\n\nGet it here.\n", 'change the heading "Get it" to "Install now"', [("Get it\n------", "Install now\n-----------")]),
+    ("a.rst", "====\nSome\n====\n\nSome words.\n", 'change the title "Some" to "Something"', [("====\nSome\n====", "=========\nSomething\n=========")]),
     ("a.md", MARKDOWN, 'in the section "Install" write heading2 instead of heading', [("no heading", "no heading2")]),
 ])  # fmt: skip
 def test_changes_by_code(name, text, instruction, pairs):

@@ -256,6 +256,14 @@ DOUBTED = [
     ("a.php", "The method add of Router should be called addRoute.", [("function add(", "function addRoute(")], "add has another name now", "<?php\nclass Router {\n  public function add($p) { return $this; }\n  public function get($p) { return $this->add($p); }\n}\n"),
     ("a.kt", "the count should be called total", [("val count = 3", "val total = 3")], "count has another name now", "fun f(): Int {\n  val count = 3\n  log(1)\n  return count + 1\n}\n"),
     ("a.cs", "In Limiter, rename the private field _limit to _most.", [("int _limit;", "int _most;"), ("_limit = top", "_most = best"), ("int top)", "int best)")], "top changed, too, and only _limit was to be renamed", "class Limiter {\n  int _limit;\n  Limiter(int top) { _limit = top; }\n}\n"),
+    # a variant, a label, a member: one place has the new name, others the old one
+    ("a.rs", "Rename the variant Num of Token to Number, leave Value alone.", [("    Num(f64)", "    Number(f64)")], "Num is Number now, and line 7 still has Num", "enum Token {\n    Num(f64),\n    End,\n}\n\nfn f() -> Token {\n    Token::Num(1.0)\n}\n"),
+    ("a.swift", "Change the argument label `at` of book to `on`", [("s: String, at day", "s: String, on day")], "at is on now, and line 2 still has at", "func book(_ s: String, at day: Int) {}\nbook(\"a\", at: 3)\n"),
+    # moved, and still where it was; a word that stays misspelt; tags that go; something new in place of a removal
+    ("a.md", "tom wasnt there, move him to excused", [("Excused:** Ann", "Excused:** Ann, Tom")], "nothing is gone", "# Minutes\n\n**Present:** Bob, Tom\n**Excused:** Ann\n"),
+    ("a.md", "fix the spelling of seperate", [("use seperate", "use separate")], "seperate still stands in line 3", "# X\n\nIt makes seperate files.\n\nPlease use seperate issues.\n"),
+    ("a.srt", "move subtitle 2 two seconds later", [("<i>Forty miles</i>", "Forty miles")], "the marks of line 7 are gone", "1\n00:00:01,000 --> 00:00:02,000\nHello\n\n2\n00:00:03,000 --> 00:00:04,000\n<i>Forty miles</i>\n"),
+    ("a.java", "Remove the method dump() and the call of it.", [("    private void dump(String where) {\n        err(where);\n    }", "    @Override\n    public String toString() {\n        return new String(cells);\n    }")], "is new, and only a removal was asked for", "class A {\n    private void dump(String where) {\n        err(where);\n    }\n}\n"),
     # what was to stay
     ("a.toml", "add a feature serve that needs axum. It is not one of the default ones.", [('default = ["cli"]', 'serve = ["axum"]')], "features.default is gone", '[features]\ndefault = ["cli"]\ncli = []\n'),
     ("a.toml", "add a feature serve that needs axum. It is not one of the default ones.", [('default = ["cli"]', 'default = ["cli", "serve"]'), ("cli = []\n", 'cli = []\nserve = ["axum"]\n')], "default was to stay", '[features]\ndefault = ["cli"]\ncli = []\n'),
@@ -280,6 +288,10 @@ DOUBTED = [
     ("a.md", "add a section 'Browser' before 'Related' that says it works in browsers", [("## Related\n", "## Browser\n\n- [one](https://example.com/one) for the shell\n- [two](https://example.com/two) for the rest\n\n## Related\n")], "the new lines stand in the text already, from line 7 on", "# Slug\n\nUse it.\n\n## Related\n\n- [one](https://example.com/one) for the shell\n- [two](https://example.com/two) for the rest\n"),
 ]  # fmt: skip
 NOT_DOUBTED = [
+    ("a.py", "raise an IndexError instead of a ValueError", [("raise ValueError", "raise IndexError")], "def f():\n    raise ValueError\n\n\ndef g():\n    x = ValueError\n"),
+    ("a.md", "move 'buy milk' to the end of the list", [("- buy milk\n- call Ann\n- run\n", "- call Ann\n- run\n- buy milk\n")], "# List\n\n- buy milk\n- call Ann\n- run\n"),
+    ("a.py", "remove the argument b of f", [("def f(a, b):", "def f(a):")], "def f(a, b):\n    return a\n"),
+    ("a.srt", "no italics in Forty miles", [("<i>Forty miles</i>", "Forty miles")], "1\n00:00:01,000 --> 00:00:02,000\nHello\n\n2\n00:00:03,000 --> 00:00:04,000\n<i>Forty miles</i>\n"),
     ("a.md", "add a section 'Browser' before 'Related' that says it works in browsers", [("## Related\n", "## Browser\n\nIt works in browsers, with a bundler.\n\n## Related\n")], "# Slug\n\nUse it.\n\n## Related\n\n- [one](https://example.com/one) for the shell\n- [two](https://example.com/two) for the rest\n"),
     ("a.md", "add the list of Related again at the end", [("two) for the rest\n", "two) for the rest\n\n- [one](https://example.com/one) for the shell\n- [two](https://example.com/two) for the rest\n")], "# Slug\n\nUse it.\n\n## Related\n\n- [one](https://example.com/one) for the shell\n- [two](https://example.com/two) for the rest\n"),
     ("a.js", "the default of lowercase is false", [("lowercase: true", "lowercase: false")], "import a from 'a';\n\nexport default a;\n\n\n\n\nconst o = {lowercase: true};\n\n\n\n\nuse(o.lowercase);\n"),

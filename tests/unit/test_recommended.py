@@ -72,6 +72,14 @@ def test_without_a_measured_model_the_memory_is_read(here):
     assert models.tokens_per_s(GIB) == machine.read_speed() / GIB
 
 
+@pytest.mark.parametrize(
+    ("n_cores", "free", "mib"), [(1, None, 256), (2, None, 256), (8, 80 << 20, 20), (2, 0, 0)]
+)
+def test_what_is_read_fits_into_no_cache_and_into_the_memory(n_cores, free, mib):
+    """Two cores that read the same 32 MB had them in their cache: 61 tokens a second for 43."""
+    assert machine.part_to_read(n_cores, free) * 8 * n_cores >> 20 == mib
+
+
 @pytest.mark.parametrize(("n_bytes", "speed"), [(94 << 20, None), (1 << 30, 2.0 * GIB)])
 def test_a_small_model_says_nothing_about_large_ones(monkeypatch, tmp_path, n_bytes, speed):
     """A 135M model was measured at 21 GB/s where one of 1.5B has 52, as fast as the memory is."""
