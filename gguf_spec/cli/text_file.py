@@ -179,7 +179,7 @@ class Undo:
     def __init__(self) -> None:
         self.folder: Path = state_folder() / "edits"
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, Any]]:
         """Return the entries, oldest first; one that is not whole is left out."""
         found = []
         for path in sorted(self.folder.glob(f"{'[0-9]' * 20}.json")):
@@ -191,7 +191,7 @@ class Undo:
 
     def keep(self, path: Path, before: bytes, after: bytes) -> bool:
         """Keep the text of a file before a change; return whether that was possible."""
-        last = max((int(one["name"]) for one in self._entries()), default=0)
+        last = max((int(one["name"]) for one in self.entries()), default=0)
         name = f"{max(time.time_ns(), last + 1):020}"  # also if the clock was set back
         entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
         try:
@@ -222,7 +222,7 @@ class Undo:
     def _tidy(self) -> None:
         """Remove texts that are too old, and those of processes that ended between two files."""
         n_bytes, oldest = 0, ""
-        for entry in reversed(self._entries()[-_MOST_KEPT:]):
+        for entry in reversed(self.entries()[-_MOST_KEPT:]):
             n_bytes += entry["text"].stat().st_size if entry["text"].exists() else 0
             if oldest and n_bytes > _MOST_KEPT_BYTES:
                 break
@@ -242,7 +242,7 @@ class Undo:
         """
         with contextlib.suppress(OSError):
             path = path.resolve()
-        entries = [one for one in self._entries() if one["path"] == str(path)]
+        entries = [one for one in self.entries() if one["path"] == str(path)]
         if not entries:
             fact = f"no change of {path} by this command is kept."
             raise GgufSpecError(fact, "use the history of your editor or of git.")

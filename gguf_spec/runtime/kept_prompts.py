@@ -110,7 +110,7 @@ class _Use:
         return self.ends[-1] if self.ends else 0
 
 
-class _Chain:
+class Chain:
     """The pieces of the texts of one model."""
 
     def __init__(self, folder: PieceFolder, cache: CachedSequence, name: str) -> None:
@@ -369,8 +369,8 @@ class KeptPrompts:
         self.folder: PieceFolder = folder
         self._free = free
         self._is_open = folder.open()
-        self._target = _Chain(folder, target, target.path.name)
-        self._draft = _Chain(folder, draft, draft.path.name) if draft else None
+        self._target = Chain(folder, target, target.path.name)
+        self._draft = Chain(folder, draft, draft.path.name) if draft else None
         self._found: OrderedDict[bytes, _Use] = OrderedDict()
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed, self._is_writing = threading.Condition(), False
@@ -471,7 +471,7 @@ class KeptPrompts:
 
     def _keep(
         self,
-        chain: _Chain,
+        chain: Chain,
         cache: CachedSequence,
         n: int,
         pays: Callable[[int, int], bool],

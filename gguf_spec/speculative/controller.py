@@ -827,14 +827,14 @@ class DraftController(DraftTeam):
             1 / (batch.seconds(target, 1, n_past) + python_s),
         )
         passes_s = batch.passes_s(target, pending, n, n_past)
-        prices = Prices(rate, passes_s, python_s, *self._replay(pending, k, n_past))
+        prices = Prices(rate, passes_s, python_s, *self.replay(pending, k, n_past))
         explores = self._exploration.is_due() and k > 0 and not self.fixed and is_alone
         hopeful = (
             prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
         )
         return RoundState(start, n_past, prices, hopeful)
 
-    def _replay(self, pending: int, k: int, n_past: int) -> tuple[Sequence[float], int]:
+    def replay(self, pending: int, k: int, n_past: int) -> tuple[Sequence[float], int]:
         """Return the costs of decoding tokens again after a rejection, as in `Prices`."""
         free = self.target.free_rollback
         if free >= k:
@@ -851,7 +851,7 @@ class DraftController(DraftTeam):
             self.attempt(drafter, drafter.begin, tokens)
         one, reach, can_model = self._round, 1.0, True
         while len(one.steps) < k and (one.is_forced or reach > LEAST_REACH):
-            text, chance = self._best_text()
+            text, chance = self.best_text()
             step = None
             use = self.model_use
             if use and can_model and self.attempt(use.model, use.next_pays, one, reach, chance, k):
@@ -866,7 +866,7 @@ class DraftController(DraftTeam):
             for drafter in self.active:
                 self.attempt(drafter, drafter.follow, step.proposal.token)
 
-    def _best_text(self) -> tuple[Proposal | None, float]:
+    def best_text(self) -> tuple[Proposal | None, float]:
         """Return the likeliest proposal of the text drafters, and its acceptance rate.
 
         Text drafters have no drafting cost.

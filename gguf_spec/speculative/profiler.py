@@ -39,7 +39,7 @@ _NEEDED = 4
 # Number of first widths that run once before they are timed, on devices whose first pass of a width
 # is slow; and seconds after which no further width does. Such a pass may compile kernels: with
 # Vulkan on a CPU that takes 20 to 90 s. Widths that did not run are not timed.
-_WARMED, _WARM_UP_S = (6, 10.0)
+WARMED, _WARM_UP_S = (6, 10.0)
 # Widths of timed draft-model passes, in tokens.
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 # Time of attention relative to reading the cached bytes as fast as the weights, by pass width:
@@ -76,7 +76,7 @@ _N_COPIES = 5
 # of as many single-token passes.
 _LOWEST, _HIGHEST = (0.5, 3.0)
 # Largest ratio of the median to the shortest single-token pass without another program running.
-_STEADY = 1.5
+STEADY = 1.5
 
 
 def measure(
@@ -274,7 +274,7 @@ def _generate(
             gaps.add(row)
         step()
     warm = took[2:] or took
-    steady = statistics.median(warm) <= _STEADY * min(warm)
+    steady = statistics.median(warm) <= STEADY * min(warm)
     return Generated(tokens[:-1], rows, gaps, _low(warm), steady, statistics.median(python_s))
 
 
@@ -318,7 +318,7 @@ def _time(
                 judge(width, logits)
         step()
     first = [sorted(took.get(width, [0.0])) for width in widths[:_NEEDED]]
-    is_sure = all(len(one) > 1 and one[1] <= _STEADY * one[0] for one in first)
+    is_sure = all(len(one) > 1 and one[1] <= STEADY * one[0] for one in first)
     return {width: _low(seconds) for width, seconds in took.items()}, is_sure
 
 
@@ -332,7 +332,7 @@ def _warm_up(
     """Run a pass of each width, and yield those for which there was time."""
     began = time.perf_counter()
     for i, width in enumerate(widths):
-        if i >= _WARMED and time.perf_counter() - began >= patience_s:
+        if i >= WARMED and time.perf_counter() - began >= patience_s:
             return
         model.rollback(0)
         model.logits(repeated(generated, width), n_rows or width)

@@ -529,7 +529,7 @@ MECHANISMS = {
     "text beside the model": lambda p: p.edit(U, "next_pays", ("first_s, each_s, by_text)", "first_s, each_s, 0.0)")),
     "learning the text's own token": lambda p: p.edit(C, "_learn_step", ("if step.by_text:", "if False:")),
     "throughput as price": lambda p: p.edit(C, "_begin_round", ("self._tokens / self._seconds if self._seconds and is_alone else 0.0", "0.0")),
-    "replays": lambda p: p.set(C, "_replay", lambda *_: ((), 0)),
+    "replays": lambda p: p.set(C, "replay", lambda *_: ((), 0)),
     "time of Python, a token": lambda p: p.edit(C, "_learn_times", ("self.known.per_token.learn(python_s / n_tokens)", "pass")),
     "looking ahead": lambda p: p.set(draft_length, "_FORESIGHT", 1),
     "least reach": lambda p: (p.set(draft_length, "LEAST_REACH", 0.0), p.set(controller, "LEAST_REACH", 0.0)),

@@ -357,15 +357,15 @@ def test_a_model_sees_the_other_files(edit, tmp_path):
 
 
 def test_if_a_file_cannot_be_written_the_others_have_their_old_text(two):
-    from gguf_spec.cli.edit import _Change, _written
+    from gguf_spec.cli.edit import Change, write_changes
     from gguf_spec.cli.text_file import TextFile
     from gguf_spec.errors import GgufSpecError
 
     old = [one.read_bytes() for one in two]
-    done = [_Change(TextFile(one), None, {}, b"", "new\n") for one in two]
+    done = [Change(TextFile(one), None, {}, b"", "new\n") for one in two]
     two[1].write_bytes(b"changed by another program\n")
     with pytest.raises(GgufSpecError, match="another program has changed"):
-        _written(done, None)
+        write_changes(done, None)
     assert [one.read_bytes() for one in two] == [old[0], b"changed by another program\n"]
 
 

@@ -74,7 +74,7 @@ def test_beside_requests_that_run_together():
 
 
 def test_a_cancelled_task_ends_after_its_pass(tmp_path, monkeypatch):
-    running, may_end, real, n = threading.Event(), threading.Event(), Embedder._pass, []
+    running, may_end, real, n = threading.Event(), threading.Event(), Embedder.rows_of, []
 
     def waiting(self, native, group):
         n.append(1)
@@ -82,7 +82,7 @@ def test_a_cancelled_task_ends_after_its_pass(tmp_path, monkeypatch):
         assert may_end.wait(LIMIT_S)
         return real(self, native, group)
 
-    monkeypatch.setattr(Embedder, "_pass", waiting)
+    monkeypatch.setattr(Embedder, "rows_of", waiting)
     with gguf_spec.load(encoders.write(tmp_path / "bert.gguf"), threads=1) as llm:
 
         async def main():
@@ -107,7 +107,7 @@ def test_a_cancelled_task_ends_after_its_pass(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["embed", "rerank"])
 def test_a_cancelled_task_ends_after_the_text_that_is_tokenised(tmp_path, monkeypatch, name):
-    running, may_end, real, n = threading.Event(), threading.Event(), Weights._tokenize, []
+    running, may_end, real, n = threading.Event(), threading.Event(), Weights.tokenize_bytes, []
 
     def waiting(self, text, *given):
         if b"moon" in text:
@@ -118,7 +118,7 @@ def test_a_cancelled_task_ends_after_the_text_that_is_tokenised(tmp_path, monkey
 
     path = encoders.write(tmp_path / "rank.gguf", pooling=4, ranks=True)
     with gguf_spec.load(path, threads=1) as llm:
-        monkeypatch.setattr(Weights, "_tokenize", waiting)
+        monkeypatch.setattr(Weights, "tokenize_bytes", waiting)
 
         async def main():
             async with AsyncLLM(llm) as a:

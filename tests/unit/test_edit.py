@@ -567,9 +567,11 @@ def test_a_text_that_is_far_too_long_is_not_tokenised_whole(writer, monkeypatch)
     from gguf_spec.errors import ContextTooShortError
     from gguf_spec.llama.weights import Weights
 
-    read, whole = [], Weights._tokenize
+    read, whole = [], Weights.tokenize_bytes
     monkeypatch.setattr(
-        Weights, "_tokenize", lambda self, text, *a: read.append(len(text)) or whole(self, text, *a)
+        Weights,
+        "tokenize_bytes",
+        lambda self, text, *a: read.append(len(text)) or whole(self, text, *a),
     )
     with pytest.raises(ContextTooShortError, match="needs about"):
         writer.edit("a line of text\n" * 100_000, "make it shorter")

@@ -119,7 +119,7 @@ def test_passes_of_the_answer_show_the_costs(opened):
 @pytest.fixture
 def no_drafts(monkeypatch):
     """Passes over several tokens are those that check the costs."""
-    monkeypatch.setattr(controller_module.DraftController, "_best_text", lambda _: (None, 0.0))
+    monkeypatch.setattr(controller_module.DraftController, "best_text", lambda _: (None, 0.0))
 
 
 def test_checks_get_a_tenth_of_the_time(opened, no_drafts):

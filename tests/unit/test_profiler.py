@@ -263,7 +263,7 @@ def test_first_passes_of_many_widths_end_after_a_while(monkeypatch):
 
     gpu = SlowGpu(random_table(np.random.default_rng(0), 4), n_ctx=128)
     profile = profiler.measure(gpu, None)
-    widths = {1, *profiler.WIDTHS[: profiler._WARMED]}
+    widths = {1, *profiler.WIDTHS[: profiler.WARMED]}
     assert {width for width in compiled if width > 1} == widths - {1}
     assert {*profile.target} == widths
     assert {*profile.noise} <= widths
