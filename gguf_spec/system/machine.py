@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -31,26 +32,36 @@ _UNITS = {"b": 1} | {
 }
 
 
-def others_running() -> int:
+def others_running(stat: Path = _STAT, wait: Callable[[float], object] = time.sleep) -> int:
     """Return the number of tasks of other programs that run or wait for a core now.
 
     The result is 0 if it is unknown (not Linux).
+
+    Args:
+        stat: The kernel statistics.
+        wait: Waits for a number of seconds.
     """
     counts: list[int] = []
     for i in range(_SAMPLES):
         if i:
-            time.sleep(_PAUSE_S)
+            wait(_PAUSE_S)
         try:
-            lines = _STAT.read_text(encoding="ascii").splitlines()
+            lines = stat.read_text(encoding="ascii").splitlines()
             counts += [int(line.split()[1]) for line in lines if line.startswith("procs_running ")]
         except (OSError, ValueError, IndexError):
             return 0
     return max(0, min(counts, default=0) - 1)  # except this thread
 
 
-def cores_are_shared(threads: int) -> bool:
-    """Return whether `threads` threads of this process would share cores with other programs."""
-    return others_running() + threads > max(threads, os.cpu_count() or threads)
+def cores_are_shared(threads: int, n_others: int | None = None, n_cores: int | None = None) -> bool:
+    """Return whether `threads` threads of this process would share cores with other programs.
+
+    Args:
+        n_others: Number of tasks of other programs; None for those of now.
+        n_cores: Number of cores; None for those of this machine.
+    """
+    n_others = others_running() if n_others is None else n_others
+    return n_others + threads > max(threads, n_cores or os.cpu_count() or threads)
 
 
 def is_x86(machine: str = "") -> bool:

@@ -390,14 +390,12 @@ def test_an_undo_finds_the_change_that_was_written(tmp_path, monkeypatch):
     Undo().keep(path.resolve(), b"new\n", b"never written\n")
     Undo().restore(path)
     assert path.read_bytes() == b"old\n"
-    monkeypatch.setattr("time.time_ns", lambda: 1)  # the clock was set back
-    Undo().restore(path)
+    Undo(now=lambda: 1).restore(path)  # the clock was set back
     assert path.read_bytes() == b"new\n"
-    Undo().restore(path)
+    Undo(now=lambda: 1).restore(path)
     assert path.read_bytes() == b"old\n"
-    monkeypatch.setattr("gguf_spec.cli.text_file._MOST_KEPT", 2)
     (Undo().folder / f"{5:020}.text").write_bytes(b"of a killed process")
-    Undo().restore(path)
+    Undo(most=2, now=lambda: 1).restore(path)
     assert len(list(Undo().folder.iterdir())) == 4
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -675,8 +673,7 @@ def test_the_patch_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
     from gguf_spec.cli import text_file
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(text_file, "_MOST_KEPT", 3)
-    undo = text_file.Undo()
+    undo = text_file.Undo(most=3)
     for i in range(6):
         path = undo.keep_patch(f"{i}", b"x")
         assert path.exists()
