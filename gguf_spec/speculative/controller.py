@@ -291,6 +291,7 @@ class DraftModelUse:
         fixed: Let the draft model propose at any cost.
         widest: Largest number of rows of a pass.
         batches: The requests that share passes with this one.
+        clock: Returns the time in seconds.
         n_emitted: Number of tokens of the answer so far.
         since_used: Number of tokens since the draft model was used or probed.
         reconsider_at: Number of tokens of the answer at which reading the whole text is considered.
@@ -305,6 +306,7 @@ class DraftModelUse:
     fixed: bool
     widest: int
     batches: Batches
+    clock: Callable[[], float] = time.perf_counter
     n_emitted: int = 0
     since_used: int = 0
     reconsider_at: int = _RECONSIDERED
@@ -370,12 +372,12 @@ class DraftModelUse:
         n_past = self.model.n_cached
         n = len(so_far) - self.model.n_past
         one.draft_s += self._propose_s(n, n_past)
-        started, busy_s = time.perf_counter(), self.model.busy_s
+        started, busy_s = self.clock(), self.model.busy_s
         proposal = self.model.propose()
         passed_s = self.model.busy_s - busy_s
         if not proposal:
             return None
-        python_s = time.perf_counter() - started - passed_s
+        python_s = self.clock() - started - passed_s
         self.batches.draft.learn(self.costs.learn, n, n_past, passed_s)
         self.batches.draft.learn(self.known.per_proposal.learn, python_s)
         self.since_used = 0
@@ -584,13 +586,14 @@ class DraftController(DraftTeam):
         widest: int = K_MAX + 1,
         batches: Batches | None = None,
         on_inexact: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
         self.fixed, self.widest = fixed, widest
         batches = batches or Batches()
         self.batches: Batches = batches
-        self._on_inexact = on_inexact
+        self._on_inexact, self._clock = on_inexact, clock
         # Hashes of the last rows, one for each token of the answer, while costs are checked.
         self._seen: list[bytes] = []
         self._forecast = Forecast()
@@ -602,7 +605,7 @@ class DraftController(DraftTeam):
         if model and known.draft:
             self._use = DraftModelUse(
                 model, known.draft, known, self._chances, n_left,
-                fixed=fixed, widest=widest, batches=batches,
+                fixed=fixed, widest=widest, batches=batches, clock=clock,
             )  # fmt: skip
         self._exploration, self._budget = Exploration(known), SearchBudget()
         # Rounds to come that look for no draft, and their tokens that are not counted yet.
@@ -696,7 +699,7 @@ class DraftController(DraftTeam):
             self._n_plain = n_plain - 1
             return NO_DRAFT
         busy_s = self.model.busy_s if self.model else 0.0
-        started_s = time.perf_counter()
+        started_s = self._clock()
         draft, one = self._search(tokens, k), self._round
         if (self.model.busy_s if self.model else 0.0) == busy_s:
             search_s = one.returned_s - started_s
@@ -790,7 +793,7 @@ class DraftController(DraftTeam):
             one.again_s = self._again_s(width)
             self.target.rollback(one.n_past - n)
             one.n_past = self.target.n_past
-        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        one.returned_s, one.busy_s = self._clock(), self.target.busy_s
         return Draft([], [], self._seen[-n:] if n else (), self._moved)
 
     def _moved(self) -> None:
@@ -814,7 +817,7 @@ class DraftController(DraftTeam):
         kept = [step.proposal for step in one.steps[: one.n_kept]]
         q = [proposal.q or _certain(proposal.token) for proposal in kept]
         draft = Draft([proposal.token for proposal in kept], q)
-        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        one.returned_s, one.busy_s = self._clock(), self.target.busy_s
         return draft
 
     def _begin_round(self, start: int, k: int) -> RoundState:
@@ -902,7 +905,7 @@ class DraftController(DraftTeam):
         passed_s = self.target.busy_s - one.busy_s
         self.known.target.learn(one.n_rows, one.n_past, passed_s)
         self._exploration.charge(one, passed_s)
-        python_s = time.perf_counter() - one.returned_s - passed_s
+        python_s = self._clock() - one.returned_s - passed_s
         self.known.per_token.learn(python_s / n_tokens)
 
     def _learn_step(self, step: Step, emitted: int) -> None:

@@ -165,7 +165,6 @@ def costs_of(world):
 def run(trace, known, world, n=96, seed=0):
     """Return the seconds of one adaptive request, without those in which the target reads."""
     clock = sim.Clock()
-    controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
     if world.filled:
         rng = np.random.default_rng(world.filled)
         trace = SimpleNamespace(**vars(trace))
@@ -181,7 +180,9 @@ def run(trace, known, world, n=96, seed=0):
     if world.search_s:
         text = Searching()
         text.clock, text.search_s = clock, world.search_s
-    drafter = controller.DraftController(target, [text, RetryDrafter()], model, known, n)
+    drafter = controller.DraftController(
+        target, [text, RetryDrafter()], model, known, n, clock=clock.perf_counter
+    )
     read_prompt(target, drafter, trace.prompt, K_MAX, lambda: False)
     read_s = target.true_s
     chain = Sampler(Sampling(temperature=0.0), SeededRng(0))

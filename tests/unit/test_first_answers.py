@@ -71,18 +71,20 @@ class Files:
 
 
 @pytest.fixture
-def opened(monkeypatch):
+def opened():
     """Open a pair over a fake model that a process closed with some profile."""
 
     def open_pair(kind=Promised, kept=None):
         clock = Clock()
-        for module in (controller_module, profiler):
-            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
         target = kind(4 * TABLE, 4000, cost=cost, clock=clock)
         target.close = lambda: None
         target.path, target.stored = SimpleNamespace(name="fake"), Files()
         pair = ModelPair(
-            target, None, lambda *_: kept or profiler.guess(target, None, 0.1), files=target.stored
+            target,
+            None,
+            lambda *_: kept or profiler.guess(target, None, 0.1),
+            files=target.stored,
+            clock=clock.perf_counter,
         )
         pair.measure()
         return pair
