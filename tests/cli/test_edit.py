@@ -394,6 +394,7 @@ def test_an_undo_finds_the_change_that_was_written(tmp_path, monkeypatch):
     assert path.read_bytes() == b"new\n"
     Undo(now=lambda: 1).restore(path)
     assert path.read_bytes() == b"old\n"
+    assert len(Undo().entries()) == 5, "each has a name of its own"
     (Undo().folder / f"{5:020}.text").write_bytes(b"of a killed process")
     Undo(most=2, now=lambda: 1).restore(path)
     assert len(list(Undo().folder.iterdir())) == 4
