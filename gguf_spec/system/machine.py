@@ -11,12 +11,12 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from .limits import memory_limits
+from .limits import MemoryLimit, memory_limits
 
 # kernel statistics, with the number of running tasks
 _STAT = Path("/proc/stat")
@@ -73,9 +73,14 @@ def is_arm(machine: str = "") -> bool:
     return (machine or platform.machine()).lower() in ("aarch64", "arm64")
 
 
-def total_bytes() -> int | None:
-    """Return the memory of the machine, or the smallest limit of it; None if unknown."""
-    known = [_of_machine("total"), *(limit.n_bytes for limit in memory_limits())]
+def total_bytes(limits: Sequence[MemoryLimit] | None = None) -> int | None:
+    """Return the memory of the machine, or the smallest limit of it; None if unknown.
+
+    Args:
+        limits: The limits; None for those of this process.
+    """
+    limits = memory_limits() if limits is None else limits
+    known = [_of_machine("total"), *(limit.n_bytes for limit in limits)]
     return min((n for n in known if n is not None), default=None)
 
 
@@ -94,9 +99,14 @@ def read_speed() -> float:
     return n * data.nbytes / best
 
 
-def available_bytes() -> int | None:
-    """Return the memory that is available without swapping, in bytes; None if unknown."""
-    known = [_of_machine("available"), *(limit.left for limit in memory_limits())]
+def available_bytes(limits: Sequence[MemoryLimit] | None = None) -> int | None:
+    """Return the memory that is available without swapping, in bytes; None if unknown.
+
+    Args:
+        limits: The limits; None for those of this process.
+    """
+    limits = memory_limits() if limits is None else limits
+    known = [_of_machine("available"), *(limit.left for limit in limits)]
     return min((n for n in known if n is not None), default=None)
 
 
