@@ -63,10 +63,6 @@ from .pair_statistics import Forecast, PairStatistics, RequestAcceptance
 
 # Smallest number of rounds between two that use optimistic costs.
 _EXPLORE_EVERY = 16
-# Share of the generation time for searches.
-_SHARE = 0.01
-# Budget at the start of a request, and the largest one, in searches.
-_FIRST, _MOST = 3, 32
 # Most rounds without a search that are decided at once.
 _MOST_WITHOUT = 32
 
@@ -248,10 +244,18 @@ class SearchBudget:
     """Searches for drafts that one request may make.
 
     The budget is a number of searches, because the seconds of one are known only after the first.
+
+    Attributes:
+        share: Share of the generation time for searches.
+        first: Budget at the start of a request, in searches.
+        most: Largest budget, in searches.
     """
 
+    share = 0.01
+    first, most = 3, 32
+
     def __init__(self) -> None:
-        self._n_left = float(_FIRST)
+        self._n_left = float(self.first)
 
     def rounds_without(self, search_s: float, plain_s: float) -> int:
         """Return the number of rounds that look for no draft before the next that does.
@@ -262,9 +266,9 @@ class SearchBudget:
         """
         if not search_s:
             return 0
-        share = _SHARE * plain_s / search_s
+        share = self.share * plain_s / search_s
         n = min(max(0, math.ceil((1 - self._n_left) / share) - 1), _MOST_WITHOUT)
-        self._n_left = min(self._n_left + max(n, 1) * share, _MOST)
+        self._n_left = min(self._n_left + max(n, 1) * share, self.most)
         return n
 
     def charge(self, search_s: float, gain_s: float) -> None:

@@ -121,6 +121,11 @@ def without_proc(tree):
     tree.write("", memory_max=GIB)
 
 
+def without_proc_of_version_1(tree):
+    tree.write("memory", memory_limit_in_bytes=2 * GIB)
+    tree.write("cpu", cpu_cfs_quota_us=300000, cpu_cfs_period_us=100000)
+
+
 def without_limits(tree):
     tree.mount("", "")
     tree.write("a", memory_max="max", memory_high="max", cpu_max="max 100000")
@@ -137,7 +142,8 @@ def damaged(tree):
 FORMS = [
     (unit, 600 << 20, 0.5), (slice_above, 500 << 20, 0.25), (high, 300 << 20, None), (container, GIB, 2.0),
     (container_of_another_namespace, GIB, 2.0), (container_of_version_1, 2 * GIB, 1.5), (version_1, 3 * GIB, None), (hybrid, GIB, None),
-    (removed, GIB, None), (odd_names, GIB, 1.0), (without_proc, GIB, None), (without_limits, None, None), (damaged, None, None),
+    (removed, GIB, None), (odd_names, GIB, 1.0), (without_proc, GIB, None), (without_proc_of_version_1, 2 * GIB, 3.0),
+    (without_limits, None, None), (damaged, None, None),
 ]  # fmt: skip
 
 

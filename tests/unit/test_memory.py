@@ -10,7 +10,7 @@ import pytest
 from gguf_spec.llama import options
 from gguf_spec.llama.options import physical_cores
 from gguf_spec.system import machine as hardware
-from gguf_spec.system.limits import Places, memory_limits
+from gguf_spec.system.limits import Places, ProcessorLimit, memory_limits
 
 GIB = 1 << 30
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="compared with what Linux tells")
@@ -67,11 +67,12 @@ def test_what_is_resident_is_that_of_earlier_versions(monkeypatch, tmp_path):
     assert hardware.resident_bytes() == 777 * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_cores_on_another_system(monkeypatch):
-    monkeypatch.setattr(options, "processor_limit", lambda: None)
+@pytest.mark.parametrize(("limit", "n"), [(None, 6), (ProcessorLimit(2.5, "cpu.max"), 2)])
+def test_cores_on_another_system(monkeypatch, limit, n):
+    monkeypatch.setattr(options, "processor_limit", lambda: limit)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 6)
-    assert physical_cores() == 6
+    assert physical_cores() == n
 
 
 # ---- the machine and its container
