@@ -91,8 +91,11 @@ class FedSampler:
     """A native sampler, freed with this object, and the tokens it has accepted."""
 
     def __init__(self, sampler: Any, tokens: list[int]) -> None:
-        self.sampler, self.tokens = sampler, tokens
-        self.free = weakref.finalize(self, C.llama_sampler_free, sampler)
+        self.sampler: Any = sampler
+        self.tokens: list[int] = tokens
+        self.free: weakref.finalize[..., FedSampler] = weakref.finalize(
+            self, C.llama_sampler_free, sampler
+        )
 
     def clone(self) -> FedSampler:
         return FedSampler(C.llama_sampler_clone(self.sampler), self.tokens)

@@ -70,7 +70,8 @@ class Weights(OfOneProcess):
     n_ctx = 0
     n_ctx_limit: int | None = None
     kept: NDArray[np.int64] | None = None
-    long_bytes, part_bytes = 1 << 16, 1 << 12
+    long_bytes: int = 1 << 16
+    part_bytes: int = 1 << 12
     _error: type[ClosedError] = ClosedError
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:

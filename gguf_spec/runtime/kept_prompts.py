@@ -50,6 +50,7 @@ from ..llama.state_pieces import (
     take_apart,
 )
 from ..options import IMAGE_IDS
+from ..passes import Exactness
 from ..registry.download import known_sum, sum_of
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
@@ -115,11 +116,14 @@ class Chain:
 
     def __init__(self, folder: PieceFolder, cache: CachedSequence, name: str) -> None:
         grid = cache.exactness.grid
-        self.folder, self.name, self.exactness = folder, name, cache.exactness
-        self.block = lcm(_BLOCK, grid or 1)
+        self.folder: PieceFolder = folder
+        self.name: str = name
+        self.exactness: Exactness = cache.exactness
+        self.block: int = lcm(_BLOCK, grid or 1)
         n_window = cache.native.model(C.llama_model_n_swa)
-        self.has_ends = n_window > 0 or not cache.can_roll_back
-        self.made_by, self.root = f"{self.block}\n{maker(cache, _kind(cache))}", ""
+        self.has_ends: bool = n_window > 0 or not cache.can_roll_back
+        self.made_by: str = f"{self.block}\n{maker(cache, _kind(cache))}"
+        self.root: str = ""
 
     def begin(self, sums: Sequence[str]) -> None:
         """Begin the chain, which has no pieces before.

@@ -251,8 +251,9 @@ class SearchBudget:
         most: Largest budget, in searches.
     """
 
-    share = 0.01
-    first, most = 3, 32
+    share: float = 0.01
+    first: int = 3
+    most: int = 32
 
     def __init__(self) -> None:
         self._n_left = float(self.first)
