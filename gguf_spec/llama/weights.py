@@ -219,7 +219,7 @@ class Weights(OfOneProcess):
         text = well_formed(text).encode() if isinstance(text, str) else text
         if most is not None:
             self.check_length(text, most, special=special)
-        return self.tokenize_bytes(text, special, start)
+        return self._tokenize(text, special, start)
 
     def check_length(self, text: bytes, most: int, *, special: bool) -> None:
         """Refuse a text that has many more than `most` tokens; only its beginning is tokenised.
@@ -236,7 +236,7 @@ class Weights(OfOneProcess):
         """Return the first `n` token ids of a text, or all if there are fewer."""
         data = well_formed(text).encode()
         ids, _ = self._beginning(data, special, True, n)
-        return (ids or self.tokenize_bytes(data, special, True))[:n]
+        return (ids or self._tokenize(data, special, True))[:n]
 
     def _beginning(
         self, text: bytes, special: bool, start: bool, most: int
@@ -252,18 +252,18 @@ class Weights(OfOneProcess):
             part = text[:size].decode("utf-8", errors="ignore")  # no half character
             if self._names[special][1]:  # a token that follows could take the white space
                 part = part.rstrip()
-            ids = self.tokenize_bytes(part.encode(), special, start)
+            ids = self._tokenize(part.encode(), special, start)
             if len(ids) > most + most // 8 + 64:
                 return ids, size
             size *= 2
         return [], 0
 
-    def tokenize_bytes(self, text: bytes, special: bool, start: bool) -> list[int]:
+    def _tokenize(self, text: bytes, special: bool, start: bool) -> list[int]:
         # The time of one call grows with the square of the number of special tokens in it.
-        cuts = [0, *self.cuts_of(text, special), len(text)]
+        cuts = [0, *self._cuts(text, special), len(text)]
         ids: list[int] = []
         for begin, end in pairwise(cuts):
-            ids += self.tokenize_part(text[begin:end], special, start and begin == 0)
+            ids += self._tokenize_part(text[begin:end], special, start and begin == 0)
         if special and start and text:
             ids = self._once(ids)
         return ids
@@ -276,7 +276,7 @@ class Weights(OfOneProcess):
         adds_end = known["add_eos"] and not is_bert and len(ids) > 1 + known["add_bos"]
         return ids[:-1] if adds_end and ids[-2:] == [known["eos"]] * 2 else ids
 
-    def cuts_of(self, text: bytes, special: bool) -> Iterable[int]:
+    def _cuts(self, text: bytes, special: bool) -> Iterable[int]:
         known = self.special_tokens
         # Tokens at the end of a text would follow each part.
         ends = known["add_eos"] or known["type"] == C.LLAMA_VOCAB_TYPE_WPM
@@ -301,7 +301,7 @@ class Weights(OfOneProcess):
         stripping = names(C.LLAMA_TOKEN_ATTR_LSTRIP)
         return (names(users), stripping), (names(controls), stripping)
 
-    def tokenize_part(self, text: bytes, special: bool, start: bool) -> list[int]:
+    def _tokenize_part(self, text: bytes, special: bool, start: bool) -> list[int]:
         n = len(text) + 8
         while True:
             ids = (C.llama_token * n)()

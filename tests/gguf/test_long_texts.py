@@ -87,19 +87,19 @@ def test_llama_cpp_finds_the_same_tokens(kind, tmp_path):
         for i in range(2000):
             special, start = i % 2 == 0, i % 3 < 2
             text = "".join(rng.choices(PIECES, k=25)).encode()
-            whole = tokenizer.tokenize_part(text, special, start)
+            whole = tokenizer._tokenize_part(text, special, start)
             assert tokenizer.tokenize(text, special=special, start=start) == whole
-            n_cuts += len([*tokenizer.cuts_of(text, special)])
+            n_cuts += len([*tokenizer._cuts(text, special)])
     assert (n_cuts > 2000) == ("EOS" not in kind)
 
 
 def test_many_special_tokens_do_not_reach_llama_cpp_at_once(monkeypatch):
     lengths = []
     with Tokenizer(ModelFile(find("tales"))) as tokenizer:
-        real = tokenizer.tokenize_part
+        real = tokenizer._tokenize_part
         monkeypatch.setattr(
             tokenizer,
-            "tokenize_part",
+            "_tokenize_part",
             lambda text, *args: lengths.append(len(text)) or real(text, *args),
         )
         text = "<|im_end|>|%}" * 30_000

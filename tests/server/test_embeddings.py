@@ -246,7 +246,7 @@ def test_a_closed_connection_ends_tokenising(several, monkeypatch, path):
     """It has no passes yet; the next request waited until the last text was tokenised."""
     model, body = LONG_REQUESTS[path]
     running, cancelled, n = threading.Event(), threading.Event(), []
-    tokenize, cancel = Weights.tokenize_bytes, Worker.cancel
+    tokenize, cancel = Weights._tokenize, Worker.cancel
 
     def waiting(self, text, *given):
         if b"moon" in text:
@@ -259,7 +259,7 @@ def test_a_closed_connection_ends_tokenising(several, monkeypatch, path):
         cancel(self, job, why)
         cancelled.set()
 
-    monkeypatch.setattr(Weights, "tokenize_bytes", waiting)
+    monkeypatch.setattr(Weights, "_tokenize", waiting)
     monkeypatch.setattr(Worker, "cancel", cancelling)
     connection = http.client.HTTPConnection(urlsplit(several.url).netloc, timeout=180)
     connection.request("POST", path, json.dumps({"model": model} | body))

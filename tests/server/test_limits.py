@@ -575,13 +575,13 @@ TOO_LONG = [
 @pytest.fixture
 def read(monkeypatch):
     """Bytes that llama.cpp tokenised."""
-    sizes, real = [], Weights.tokenize_part
+    sizes, real = [], Weights._tokenize_part
 
     def tokenize(self, text, special, start):
         sizes.append(len(text))
         return real(self, text, special, start)
 
-    monkeypatch.setattr(Weights, "tokenize_part", tokenize)
+    monkeypatch.setattr(Weights, "_tokenize_part", tokenize)
     return sizes
 
 

@@ -107,7 +107,7 @@ def test_a_cancelled_task_ends_after_its_pass(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["embed", "rerank"])
 def test_a_cancelled_task_ends_after_the_text_that_is_tokenised(tmp_path, monkeypatch, name):
-    running, may_end, real, n = threading.Event(), threading.Event(), Weights.tokenize_bytes, []
+    running, may_end, real, n = threading.Event(), threading.Event(), Weights._tokenize, []
 
     def waiting(self, text, *given):
         if b"moon" in text:
@@ -118,7 +118,7 @@ def test_a_cancelled_task_ends_after_the_text_that_is_tokenised(tmp_path, monkey
 
     path = encoders.write(tmp_path / "rank.gguf", pooling=4, ranks=True)
     with gguf_spec.load(path, threads=1) as llm:
-        monkeypatch.setattr(Weights, "tokenize_bytes", waiting)
+        monkeypatch.setattr(Weights, "_tokenize", waiting)
 
         async def main():
             async with AsyncLLM(llm) as a:

@@ -567,10 +567,10 @@ def test_a_text_that_is_far_too_long_is_not_tokenised_whole(writer, monkeypatch)
     from gguf_spec.errors import ContextTooShortError
     from gguf_spec.llama.weights import Weights
 
-    read, whole = [], Weights.tokenize_bytes
+    read, whole = [], Weights._tokenize
     monkeypatch.setattr(
         Weights,
-        "tokenize_bytes",
+        "_tokenize",
         lambda self, text, *a: read.append(len(text)) or whole(self, text, *a),
     )
     with pytest.raises(ContextTooShortError, match="needs about"):
