@@ -143,6 +143,7 @@ def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
             draft and in_target_ids(draft, target, llm.translation),
             thorough=True,
             on_step=lambda done, total: progress(Progress("tune", done, total, "passes")),
+            clock=llm.engine.pair.clock,
         )
         profile = replace(of_this_build(found), measured_at=time.time(), final=True)
         kept = write_profile(target, draft, profile)

@@ -267,7 +267,7 @@ def stock_kernels(monkeypatch):
     from gguf_spec.llama import own_kernels
 
     switch = own_kernels.library().gguf_spec_kernels_switch if own_kernels.start().name else id
-    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
+    monkeypatch.setattr(own_kernels, "decided", [own_kernels.Kernels("", "switched off")])
     switch(0)
     yield
     switch(3)
@@ -284,7 +284,7 @@ def copies_pay(monkeypatch):
     """Kept prefixes are copied whatever was measured: small models read as fast as memory is copied."""
     from gguf_spec.runtime.prefix_cache import PrefixStore
 
-    monkeypatch.setattr(PrefixStore, "_pays", lambda *_, **__: True)
+    monkeypatch.setattr(PrefixStore, "pays", lambda *_, **__: True)
 
 
 @pytest.fixture(params=["own", "stock"])

@@ -17,7 +17,7 @@ from .command import CONTROL, CommandGroup, LazyCommands, Place, UnknownNameErro
 __all__ = ["cli", "main"]
 
 
-_COMMANDS = {
+COMMANDS = {
     "generate": Place("generate", "generate", "Continue a prompt, or answer it."),
     "batch": Place("batch", "batch", "Answer a file of requests."),
     "embed": Place("embed", "embed", "Compute the embeddings of texts."),
@@ -45,7 +45,7 @@ _COMMANDS = {
 
 @click.group(
     cls=CommandGroup,
-    commands=LazyCommands(_COMMANDS),
+    commands=LazyCommands(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="gguf-spec COMMAND --help shows the options of a command. Short names: pull, list (ls), "
     "show and rm are those of models.",
@@ -75,7 +75,7 @@ def cli() -> None:
 CommandGroup.root = cli
 
 
-def _words() -> list[str]:
+def words() -> list[str]:
     """Return the arguments; without any, a menu at a terminal gives them."""
     if sys.argv[1:] or not all(one and one.isatty() for one in (sys.stdin, sys.stdout)):
         return sys.argv[1:]
@@ -93,7 +93,7 @@ def main() -> None:
     """
     _set_up()
     try:
-        code = cli.main(_words(), prog_name="gguf-spec", standalone_mode=False)
+        code = cli.main(words(), prog_name="gguf-spec", standalone_mode=False)
         if sys.stdout:
             sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:

@@ -199,7 +199,7 @@ class _CancelledError(Exception):
 
 
 @dataclass
-class _Change:
+class Change:
     """What is to be written to a file.
 
     Attributes:
@@ -226,7 +226,7 @@ class _Change:
 
 def _made(
     plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any], left: str
-) -> list[_Change] | None:
+) -> list[Change] | None:
     """Make the changes, and show them or ask about them; return None after Ctrl-C.
 
     Args:
@@ -244,7 +244,7 @@ def _made(
     n_ctx = min(3 * max(sizes) // 4 + n_others // 3 + 1024, _MOST_CTX)
     if options["ctx"] is None and n_ctx > DEFAULT_CTX:
         options["ctx"] = n_ctx
-    changes = list[_Change]()
+    changes = list[Change]()
     with load_models(options, speculation) as llm:
         for i, (source, plan) in enumerate(plans):
             known = [(one.source.path, one.new or one.source.text) for one in changes]
@@ -281,7 +281,7 @@ def _say_elsewhere(plans: list[tuple[TextFile, EditPlan]], files: list[Path]) ->
 
 def _by_model(
     llm: AnyLLM, source: TextFile, plan: EditPlan, others: dict[str, str], options: dict[str, Any]
-) -> _Change | None:
+) -> Change | None:
     """Let a model write the new text of a file; return None after Ctrl-C."""
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     facts: dict[str, Any] = {}  # of the first answer
@@ -368,7 +368,7 @@ def _decided(
     facts: dict[str, Any],
     options: dict[str, Any],
     again: Callable[[int], Edit | None] | None,
-) -> _Change:
+) -> Change:
     """Show the changes of a file, and decide what is written.
 
     Args:
@@ -392,7 +392,7 @@ def _decided(
             they_were = "it was" if n == 1 else "they were"
             click.echo(f"{places} as {they_were}: {_outside(result)}.", err=True)
         _say_doubts(result)
-    return _Change(source, result, facts, changes, new)
+    return Change(source, result, facts, changes, new)
 
 
 def _may_ask(options: dict[str, Any]) -> bool:
@@ -400,7 +400,7 @@ def _may_ask(options: dict[str, Any]) -> bool:
     return not is_decided and at_terminal()
 
 
-def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
+def _write_all(done: list[Change], options: dict[str, Any]) -> int:
     """Write what is wanted, of all files or of none; return the exit code."""
     output, code = options["output"], 0
     is_unchanged = all(one.is_unchanged for one in done)
@@ -417,7 +417,7 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
         click.echo(fact, err=True)
         done = [replace(one, new=None) for one in done]
         code = 1
-    written = _written(done, output)
+    written = write_changes(done, output)
     if options["as_json"]:
         facts = [
             one.facts
@@ -439,9 +439,9 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
     return code or int(is_unchanged)
 
 
-def _written(done: list[_Change], output: Path | None) -> list[_Change]:
+def write_changes(done: list[Change], output: Path | None) -> list[Change]:
     """Write what is wanted, and return it; after an error or Ctrl-C, all have their old text."""
-    begun = list[_Change]()
+    begun = list[Change]()
     try:
         for one in done:
             if one.new is not None and (output or one.new != one.source.text):
@@ -454,7 +454,7 @@ def _written(done: list[_Change], output: Path | None) -> list[_Change]:
     return begun
 
 
-def _take_back(begun: list[_Change]) -> bool:
+def _take_back(begun: list[Change]) -> bool:
     """Give files their old texts, name those for which this fails, and return whether none did."""
     n_left = 0
     with signals.handlers(lambda number, _: signals.handled(number)):  # it takes milliseconds

@@ -183,7 +183,7 @@ def stats_lines(s: Stats, seed: int) -> str:
 
 
 _PATIENCE_S = 2.0  # seconds before a bar appears
-_MOVE_S = 0.25  # seconds between two steps of a bar
+MOVE_S = 0.25  # seconds between two steps of a bar
 _BAR = 24  # width of the bar in characters
 # Stage of a progress -> text of its bar.
 _TITLES = {"prompt": "Reading the prompt", "load": "Loading"}
@@ -204,7 +204,7 @@ class StatusLine:
         """Create a line on `out`, or on stderr; only a terminal other than `dumb` shows it.
 
         A dumb terminal cannot move the cursor to the start of the line. With `in_pipe` that one, a
-        pipe and a file get a text in a line of its own, at most one every `_LINE_S` seconds.
+        pipe and a file get a text in a line of its own, at most one every `LINE_S` seconds.
         """
         out = out or sys.stderr
         self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
@@ -226,7 +226,7 @@ class StatusLine:
             self._out.write("\r" + text.ljust(self._n_shown))
             self._out.flush()
             self._n_shown = max(self._n_shown, len(text))
-        elif self._in_pipe and self._clock() - self._told >= _LINE_S:
+        elif self._in_pipe and self._clock() - self._told >= LINE_S:
             self._told = self._clock()
             click.echo(text, err=True)
 
@@ -239,7 +239,7 @@ class StatusLine:
 
 
 # Seconds between two lines of progress in a pipe or a file.
-_LINE_S = 15.0
+LINE_S = 15.0
 
 
 class LateBar(StatusLine):
@@ -290,7 +290,7 @@ class LateBar(StatusLine):
         self._draw(at)
 
     def _move(self) -> None:
-        while not self._is_over.wait(_MOVE_S):
+        while not self._is_over.wait(MOVE_S):
             self._draw(self._clock())
 
     def _draw(self, at: float) -> None:
@@ -319,7 +319,7 @@ class LateBar(StatusLine):
 def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
     """Yield a progress callback that shows a bar with a count and the time left.
 
-    Where stderr is no terminal it writes a line every `_LINE_S` seconds instead.
+    Where stderr is no terminal it writes a line every `LINE_S` seconds instead.
     """
     from rich import progress
     from rich.console import Console
@@ -353,7 +353,7 @@ class CountedLines:
 
     def __call__(self, now: Progress) -> None:
         self._now = now
-        if self._clock() - self._told >= _LINE_S:
+        if self._clock() - self._told >= LINE_S:
             self._write(self._title)
 
     def part(self, name: str) -> None:

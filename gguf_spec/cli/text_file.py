@@ -176,10 +176,17 @@ def _replace(target: Path, data: bytes, check: Callable[[], object] | None = Non
 class Undo:
     """Texts of files before they were changed, in the folder of this user's state."""
 
-    def __init__(self) -> None:
-        self.folder: Path = state_folder() / "edits"
+    def __init__(self, most: int = _MOST_KEPT, now: Callable[[], int] = time.time_ns) -> None:
+        """Use the folder; nothing is read yet.
 
-    def _entries(self) -> list[dict[str, Any]]:
+        Args:
+            most: Largest number of texts, and of patches, that are kept.
+            now: Returns the clock, in nanoseconds.
+        """
+        self.folder: Path = state_folder() / "edits"
+        self._most, self._now = most, now
+
+    def entries(self) -> list[dict[str, Any]]:
         """Return the entries, oldest first; one that is not whole is left out."""
         found = []
         for path in sorted(self.folder.glob(f"{'[0-9]' * 20}.json")):
@@ -191,8 +198,8 @@ class Undo:
 
     def keep(self, path: Path, before: bytes, after: bytes) -> bool:
         """Keep the text of a file before a change; return whether that was possible."""
-        last = max((int(one["name"]) for one in self._entries()), default=0)
-        name = f"{max(time.time_ns(), last + 1):020}"  # also if the clock was set back
+        last = max((int(one["name"]) for one in self.entries()), default=0)
+        name = f"{max(self._now(), last + 1):020}"  # also if the clock was set back
         entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
         try:
             self._put(f"{name}.text", before)
@@ -208,7 +215,7 @@ class Undo:
         try:
             self._put(path.name, changes)
             others = [one for one in self.folder.glob("*.patch") if one != path]
-            for other in sorted(others, key=lambda one: one.stat().st_mtime_ns)[: 1 - _MOST_KEPT]:
+            for other in sorted(others, key=lambda one: one.stat().st_mtime_ns)[: 1 - self._most]:
                 other.unlink(missing_ok=True)
         except OSError:
             return None
@@ -222,7 +229,7 @@ class Undo:
     def _tidy(self) -> None:
         """Remove texts that are too old, and those of processes that ended between two files."""
         n_bytes, oldest = 0, ""
-        for entry in reversed(self._entries()[-_MOST_KEPT:]):
+        for entry in reversed(self.entries()[-self._most :]):
             n_bytes += entry["text"].stat().st_size if entry["text"].exists() else 0
             if oldest and n_bytes > _MOST_KEPT_BYTES:
                 break
@@ -242,7 +249,7 @@ class Undo:
         """
         with contextlib.suppress(OSError):
             path = path.resolve()
-        entries = [one for one in self._entries() if one["path"] == str(path)]
+        entries = [one for one in self.entries() if one["path"] == str(path)]
         if not entries:
             fact = f"no change of {path} by this command is kept."
             raise GgufSpecError(fact, "use the history of your editor or of git.")

@@ -132,12 +132,12 @@ class Embedder(OfOneProcess):
             native = self._opened(max(len(texts[i]) for i in some))
             for i in some:
                 on_pass(len(rows))
-                rows[i] = self._pass(native, texts[i])
+                rows[i] = self.rows_of(native, texts[i])
         return [rows[i] for i in range(len(texts))]
 
-    def _pass(self, native: Native, ids: Sequence[int]) -> Rows:
+    def rows_of(self, native: Native, ids: Sequence[int]) -> Rows:
         native.cache(C.llama_memory_clear, True)
-        _decode(native, [SequenceTokens(0, 0, ids, len(ids))])
+        decode_parts(native, [SequenceTokens(0, 0, ids, len(ids))])
         n_values = native.model(
             C.llama_model_n_cls_out if self.pooling == "rank" else C.llama_model_n_embd_out
         )
@@ -226,8 +226,8 @@ class Scorer(Embedder):
         native.cache(C.llama_memory_clear, False)
         for at in range(0, last, at_once):
             on_pass(0)
-            _decode(native, [SequenceTokens(0, at, prompt[at : min(at + at_once, last)], 0)])
-        _decode(native, [SequenceTokens(0, last, prompt[last:], 1)])
+            decode_parts(native, [SequenceTokens(0, at, prompt[at : min(at + at_once, last)], 0)])
+        decode_parts(native, [SequenceTokens(0, last, prompt[last:], 1)])
         yield from ((i, native.rows(0, 1, n_vocab)[0]) for i in range(len(texts)))
         width, n_done = min(model.exactness.most_rows, self._capacity - len(prompt)), 0
         for group in _groups([ids[:-1] for ids in texts], width, self._most):
@@ -241,7 +241,7 @@ class Scorer(Embedder):
                     for i, ids in enumerate(pieces, 1)
                     if ids
                 ]
-                _decode(native, sequences)
+                decode_parts(native, sequences)
                 owners = [i for i, ids in enumerate(pieces, n_done) for _ in ids]
                 yield from zip(owners, native.rows(0, len(owners), n_vocab), strict=True)
             for i in range(len(group)):
@@ -268,7 +268,7 @@ def _groups(texts: Sequence[Sequence[int]], room: int, most: int) -> Iterator[li
         yield group
 
 
-def _decode(native: Native, parts: Sequence[SequenceTokens]) -> None:
+def decode_parts(native: Native, parts: Sequence[SequenceTokens]) -> None:
     native.batch.fill(parts)
     log.clear()
     if code := native.decode():

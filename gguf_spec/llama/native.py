@@ -35,12 +35,12 @@ N_BATCH = 512  # largest number of tokens in a batch
 # references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
 # calls that take long, by threads other than the main one
-_long_calls: set[object] = set()
+long_calls: set[object] = set()
 # not empty from the end of the program on
 _ends: list[bool] = []
 _PATIENCE_S = 10.0  # most that the end of the program waits for them
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_long_calls.clear)
+    os.register_at_fork(after_in_child=long_calls.clear)
 
 
 @atexit.register
@@ -54,7 +54,7 @@ def _wait() -> None:
     _ends.append(True)
     _frees.clear()  # the operating system frees all of it
     until = time.monotonic() + _PATIENCE_S
-    while _long_calls and time.monotonic() < until:
+    while long_calls and time.monotonic() < until:
         time.sleep(0.002)
 
 
@@ -70,12 +70,12 @@ def long_call(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     key = object()
     try:
-        _long_calls.add(key)
+        long_calls.add(key)
         if _ends:
             end_with_program()
         return function(*arguments)
     finally:
-        _long_calls.discard(key)
+        long_calls.discard(key)
 
 
 def end_with_program() -> None:
@@ -89,7 +89,7 @@ def end_with_program() -> None:
 
 
 # processes that used llama.cpp: this one, and those of which it is a child by fork
-_users: set[int] = set()
+users: set[int] = set()
 
 
 class Native(OfOneProcess):
@@ -115,8 +115,8 @@ class Native(OfOneProcess):
         Raises:
             ForkedError: The threads of OpenMP were lost in a fork: a pass would wait for them.
         """
-        _users.add(os.getpid())
-        if len(_users) > 1 and b"OPENMP = 1" in C.llama_print_system_info():
+        users.add(os.getpid())
+        if len(users) > 1 and b"OPENMP = 1" in C.llama_print_system_info():
             raise ForkedError(
                 "this build of llama.cpp uses OpenMP, which does not survive a fork after its use.",
                 "start processes with spawn, or fork before the first model is loaded.",
@@ -140,14 +140,14 @@ class Native(OfOneProcess):
         # `next` on `filter` calls every function, because each returns None.
         key = [object()]
         freed = chain(
-            map(_long_calls.add, key),
+            map(long_calls.add, key),
             map(C.llama_batch_free, self._batches),
             # a head may use the cache of the context
             map(C.llama_free, filter(None, self._heads)),
             map(C.llama_free, filter(None, self._contexts)),
             map(C.llama_adapter_lora_free, filter(None, [] if weights else self._adapters)),
             map(C.llama_model_free, filter(None, [] if weights else self._models)),
-            map(_long_calls.discard, key),
+            map(long_calls.discard, key),
         )
         _frees.add(weakref.ref(self, partial(next, filter(None, freed))))
 

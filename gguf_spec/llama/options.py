@@ -14,7 +14,7 @@ from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
 from ..options import DEFAULT_CTX, LAYERS_MAX, PATTERN_MAX, checked, require
 from ..system.files import absolute, content_id
-from ..system.limits import processor_limit
+from ..system.limits import ProcessorLimit, processor_limit
 
 if TYPE_CHECKING:
     from ..arguments import AdapterFile
@@ -429,8 +429,11 @@ def physical_cores() -> int:
     A second thread on a core slows decoding down, and so do threads that use up the processor time
     of a control group before its period ends.
     """
-    limit = processor_limit()
-    cores = _cores()
+    return cores_within(processor_limit(), _cores())
+
+
+def cores_within(limit: ProcessorLimit | None, cores: int) -> int:
+    """Return how many of some cores a limit of processor time keeps busy, at least 1."""
     return min(cores, max(1, int(limit.processors))) if limit else cores
 
 

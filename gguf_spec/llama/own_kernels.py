@@ -94,7 +94,7 @@ _PATIENCE_S = 300
 
 _lock = renewed(threading.Lock())
 # the decision of this process; empty before it
-_decided: list[Kernels] = []
+decided: list[Kernels] = []
 # not empty if llama.cpp's threads are kept
 _keeps_threads: list[bool] = []
 
@@ -111,21 +111,21 @@ def start(asked: str = "auto") -> Kernels:
         InvalidOptionError: The value is unknown, or the process uses other kernels already.
     """
     with _lock:
-        if _decided and asked == "auto":
-            return _decided[0]
+        if decided and asked == "auto":
+            return decided[0]
         wanted = checked("kernels", asked if asked != "auto" else os.environ.get(_SWITCH, "auto"))
-        found = _decided[0] if _decided else _start(wanted)
+        found = decided[0] if decided else _start(wanted)
         usable = found.name or "stock"
         if wanted not in ("auto", usable):
             why = found.reason or f"the first model of this process chose {found.name}"
             raise InvalidOptionError("kernels", wanted, f"{usable} or auto here: {why}")
-        _decided[:] = [found]
+        decided[:] = [found]
     return found
 
 
 def in_use() -> Kernels:
     """Return the kernels of this process; those of llama.cpp before `start`."""
-    return _decided[0] if _decided else Kernels("", "no model was loaded yet")
+    return decided[0] if decided else Kernels("", "no model was loaded yet")
 
 
 def parts() -> list[str]:
@@ -334,11 +334,11 @@ def takes_attention(key_length: int, value_length: int, kv_kind: int) -> bool:
     Args:
         kv_kind: ggml type of the cache.
     """
-    return bool(in_use().name) and _library_takes(key_length, value_length, kv_kind)
+    return bool(in_use().name) and library_takes(key_length, value_length, kv_kind)
 
 
 @cache
-def _library_takes(key_length: int, value_length: int, kv_kind: int) -> bool:
+def library_takes(key_length: int, value_length: int, kv_kind: int) -> bool:
     """Return whether the library counts an operation of its own when one is computed."""
     lengths, has_blocks = (key_length, value_length), kv_kind not in _WITHOUT_BLOCKS
     if any(not 0 < n <= _LONGEST_HEAD or (has_blocks and n % 32) for n in lengths):

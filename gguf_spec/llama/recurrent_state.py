@@ -61,12 +61,14 @@ class RecurrentState:
         counts: How often the state was restored.
         kept: The checkpoints that are kept along the text, by their positions.
         limit: Largest memory of `kept`, in bytes, without that of the last lasting one.
+        spacing: Number of tokens between two of `kept`, at least.
     """
 
     kept: list[Checkpoint]
     counts: RollbackCounts
     limit: int
     n_snapshots: int
+    spacing: int = SPACING
 
     def __init__(self, native: Native, n_snapshots: int, index: int = 0) -> None:
         self._native, self.n_snapshots, self._index = native, n_snapshots, index
@@ -141,7 +143,7 @@ class RecurrentState:
     def keep(self) -> None:
         """Take a checkpoint along the text if the last one is far enough before it."""
         last = self.kept[-1].n if self.kept else 0
-        if self.limit and self._n - last >= SPACING:
+        if self.limit and self._n - last >= self.spacing:
             self._keep()
 
     def _keep(self) -> None:
@@ -152,7 +154,7 @@ class RecurrentState:
             free = [i for i, other in enumerate(kept) if other.n != self._lasting]
             if sum(kept[i].state.nbytes for i in free) <= self.limit:
                 break
-            del kept[least_needed([other.n for other in kept], free)]
+            del kept[least_needed([other.n for other in kept], free, self.spacing)]
         self.kept = kept
 
     def _copy(self) -> Checkpoint:
@@ -179,7 +181,7 @@ class RecurrentState:
         self._least = max(before + 1, self._n - self.n_snapshots)
 
 
-def least_needed(positions: Sequence[int], free: Sequence[int]) -> int:
+def least_needed(positions: Sequence[int], free: Sequence[int], spacing: int = SPACING) -> int:
     """Return the index of the checkpoint without which the least must be read again.
 
     A text that changes just before the next checkpoint is read from the one before: more by the
@@ -188,13 +190,14 @@ def least_needed(positions: Sequence[int], free: Sequence[int]) -> int:
     Args:
         positions: Positions of the checkpoints, ascending.
         free: Indices of those that may be dropped.
+        spacing: Number of tokens between two checkpoints, at least.
     """
     ends = [0, *positions]
 
     def loss(i: int) -> float:
         if i + 1 == len(positions):
             return float("inf")
-        return (positions[i + 1] - ends[i]) / (positions[-1] - positions[i + 1] + SPACING)
+        return (positions[i + 1] - ends[i]) / (positions[-1] - positions[i + 1] + spacing)
 
     return min(free, key=loss)
 

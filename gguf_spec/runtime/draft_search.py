@@ -105,7 +105,7 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
     declared = entries(load.models_file).get(target.draft or "")
     if declared and (path := download.find(declared)):
         opened[path] = ModelFile(path, as_draft=True)
-        draft = _judge(load, declared.name, opened[path], True)
+        draft = judged_draft(load, declared.name, opened[path], True)
         if draft.fits and not draft.head:
             return draft, ""
     all_of_them = candidates(load, opened, compares=False)
@@ -142,7 +142,7 @@ def candidates(
         one = (opened or {}).get(path) or ModelFile(path, as_draft=True)
         if one.identity not in seen:
             seen.add(one.identity)
-            judged.append(_judge(load, name, one, declared, compares or declared))
+            judged.append(judged_draft(load, name, one, declared, compares or declared))
 
     for entry in entries(load.models_file).values():
         if path := download.find(entry):
@@ -226,7 +226,7 @@ def _gain(
     )
 
 
-def _judge(
+def judged_draft(
     load: LoadOptions, name: str, file: ModelFile, declared: bool, compares: bool = True
 ) -> Candidate:
     """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""

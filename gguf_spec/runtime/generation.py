@@ -112,7 +112,9 @@ class StatsRecorder:
     since: float
     n_reasoning: int
 
-    def __init__(self, n_prompt: int) -> None:
+    def __init__(self, n_prompt: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Begin without times; `clock` returns the time in seconds."""
+        self._clock = clock
         self._counts = dict.fromkeys(_COUNTS, 0) | {"n_prompt": n_prompt}
         self._drafter: DraftController | NoDrafter | None = None
         self.since, self.n_reasoning = 0.0, 0
@@ -127,7 +129,7 @@ class StatsRecorder:
     def start(self, target: LanguageModel, draft: LanguageModel | None) -> None:
         self._draft, self._target = draft, target
         self._busy = self._busy_at_end = self._busy_now()
-        self.since = time.perf_counter()
+        self.since = self._clock()
 
     def prompt_is_read(self, n_cached: int, whole: bool = True) -> None:
         """Count all time so far as prefill time; a later prefill counts as generation time.
@@ -140,7 +142,7 @@ class StatsRecorder:
             return
         self._is_read = whole
         self._counts["n_cached"] = n_cached
-        now = time.perf_counter()
+        now = self._clock()
         self._prompt_s = self._total_s = now - self.since
         self._busy = self._busy_at_end = self._busy_now()
         self.since = now if whole else self.since
@@ -155,7 +157,7 @@ class StatsRecorder:
             n_emitted: Number of its tokens that were emitted.
             drafter: The drafter of the round.
         """
-        self._total_s += time.perf_counter() - self.since
+        self._total_s += self._clock() - self.since
         self._busy_at_end, self._drafter = self._busy_now(), drafter
         counts = self._counts
         counts["n_generated"] += n_emitted
@@ -250,7 +252,7 @@ class Generation:
         self.seed: int = (
             secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
         )
-        self._recorder = StatsRecorder(len(request.prompt))
+        self._recorder = StatsRecorder(len(request.prompt), pair.clock)
         self.cancelled = False  # a plain attribute, because a signal handler may set it
         # Called with each chunk where the request runs in another thread than its reader.
         self.on_chunk: Callable[[Chunk], object] | None = None
@@ -357,7 +359,7 @@ class Generation:
                 chunk = self._deliver(one)
                 recorder.round_is_done(one, len(chunk.tokens), drafter)
                 yield chunk
-                recorder.since = time.perf_counter()
+                recorder.since = self._pair.clock()
                 if chunk.finish_reason:
                     if self._pair.store:
                         self._pair.store.add([*request.prompt[n_cached:], *self.tokens])

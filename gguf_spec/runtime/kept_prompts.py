@@ -50,6 +50,7 @@ from ..llama.state_pieces import (
     take_apart,
 )
 from ..options import IMAGE_IDS
+from ..passes import Exactness
 from ..registry.download import known_sum, sum_of
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
@@ -110,16 +111,19 @@ class _Use:
         return self.ends[-1] if self.ends else 0
 
 
-class _Chain:
+class Chain:
     """The pieces of the texts of one model."""
 
     def __init__(self, folder: PieceFolder, cache: CachedSequence, name: str) -> None:
         grid = cache.exactness.grid
-        self.folder, self.name, self.exactness = folder, name, cache.exactness
-        self.block = lcm(_BLOCK, grid or 1)
+        self.folder: PieceFolder = folder
+        self.name: str = name
+        self.exactness: Exactness = cache.exactness
+        self.block: int = lcm(_BLOCK, grid or 1)
         n_window = cache.native.model(C.llama_model_n_swa)
-        self.has_ends = n_window > 0 or not cache.can_roll_back
-        self.made_by, self.root = f"{self.block}\n{maker(cache, _kind(cache))}", ""
+        self.has_ends: bool = n_window > 0 or not cache.can_roll_back
+        self.made_by: str = f"{self.block}\n{maker(cache, _kind(cache))}"
+        self.root: str = ""
 
     def begin(self, sums: Sequence[str]) -> None:
         """Begin the chain, which has no pieces before.
@@ -369,8 +373,8 @@ class KeptPrompts:
         self.folder: PieceFolder = folder
         self._free = free
         self._is_open = folder.open()
-        self._target = _Chain(folder, target, target.path.name)
-        self._draft = _Chain(folder, draft, draft.path.name) if draft else None
+        self._target = Chain(folder, target, target.path.name)
+        self._draft = Chain(folder, draft, draft.path.name) if draft else None
         self._found: OrderedDict[bytes, _Use] = OrderedDict()
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed, self._is_writing = threading.Condition(), False
@@ -471,7 +475,7 @@ class KeptPrompts:
 
     def _keep(
         self,
-        chain: _Chain,
+        chain: Chain,
         cache: CachedSequence,
         n: int,
         pays: Callable[[int, int], bool],

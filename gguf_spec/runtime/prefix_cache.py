@@ -204,7 +204,7 @@ class PrefixStore:
         """Keep the text of an answer on the disk, if it is worth a copy."""
         if self.disk:
             with suppress(GgufSpecError, MemoryError):
-                self.disk.keep(caches, self._pays, self._save.learn, is_last)
+                self.disk.keep(caches, self.pays, self._save.learn, is_last)
 
     def find(self, tokens: Sequence[int]) -> Found:
         """Return the kept text that saves most of the reading of a text, in memory or on disk."""
@@ -292,7 +292,7 @@ class PrefixStore:
         caches_to_save = [target, *([draft] if draft else [])]
         n_bytes = sum(one.state_bytes() for one in caches_to_save)
         room = n_bytes + sum(one.recurrent.n_bytes for one in caches_to_save if one.recurrent)
-        if not (n_bytes and self._pays(n_lost, n_bytes) and self._make_room(room)):
+        if not (n_bytes and self.pays(n_lost, n_bytes) and self._make_room(room)):
             return
         started = self._now()
         kept = Kept(
@@ -305,7 +305,7 @@ class PrefixStore:
         if len(kept.target.data):
             self._add(_key(kept.target.tokens), kept)
 
-    def _pays(self, n_tokens: int, n_bytes: int, saved: bool = False) -> bool:
+    def pays(self, n_tokens: int, n_bytes: int, saved: bool = False) -> bool:
         """Return whether copies of states take less time than reading tokens.
 
         Before a rate is known they do: the first copy measures it.
@@ -368,7 +368,7 @@ class PrefixStore:
     ) -> None:
         """Restore a kept text with `n` useful tokens, `n_same` of which the caches have."""
         n_bytes = kept.target.data.nbytes + (kept.draft.data.nbytes if kept.draft else 0)
-        if not self._pays(n - n_same, n_bytes, saved=True):
+        if not self.pays(n - n_same, n_bytes, saved=True):
             return
         started = self._now()
         if not _put(caches.target, kept.target):

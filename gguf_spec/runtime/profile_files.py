@@ -149,12 +149,31 @@ _BUSY_BUDGET_S = 0.3
 _OLD_S, _DISTURBED_OLD_S = 30 * 24 * 3600.0, 24 * 3600.0
 
 
+class Means(NamedTuple):
+    """What a profile is kept and measured with.
+
+    Attributes:
+        read: Returns the stored profile of two models, or None.
+        write: Stores a profile of two models.
+        measure: Measures two models, as `profiler.measure` does.
+        is_busy: Returns whether so many threads would share cores with other programs.
+        now: Returns the time in seconds since 1970.
+    """
+
+    read: Callable[..., Profile | None]
+    write: Callable[..., object]
+    measure: Callable[..., Profile]
+    is_busy: Callable[[int], bool]
+    now: Callable[[], float]
+
+
 def profile_of(
     target: CachedSequence,
     draft: CachedSequence | None,
     on_measure: Callable[[], object] | None = None,
     translation: Translation | None = None,
     whole: bool = False,
+    means: Means | None = None,
 ) -> Profile:
     """Return the stored profile of these models, or one to begin with, or measure and store it.
 
@@ -172,12 +191,15 @@ def profile_of(
         on_measure: Called before a measurement.
         translation: That of a draft with other token ids.
         whole: A measurement is wanted, not costs that answers corrected.
+        means: What to keep and to measure with; None for the cache folder and this machine.
     """
-    kept, now = read_profile(target, draft), time.time()
+    if means is None:
+        means = Means(read_profile, write_profile, measure, cores_are_shared, time.time)
+    kept, now = means.read(target, draft), means.now()
     # The number of requests at once, and their turns, follow the costs of several rows.
     is_shared = len(target.context.sequences) > 1
     # Costs measured beside another program would hold for the life of a server.
-    is_busy = is_shared and cores_are_shared(target.context.threads)
+    is_busy = is_shared and means.is_busy(target.context.threads)
     may_learn = can_learn(target) and (is_busy or not is_shared)
     for model in filter(None, (target, draft)):
         if isinstance(model, CachedSequence) and model.options.head != "self":
@@ -194,7 +216,7 @@ def profile_of(
     if kept and is_usable and now - kept.measured_at < old_s:
         known = _with_depth(kept, target, draft)
         if known != kept:
-            write_profile(target, draft, known)
+            means.write(target, draft, known)
         return known
     if learns and not whole:
         if not kept:
@@ -203,8 +225,8 @@ def profile_of(
         return replace(kept, checked=False, final=False, measured_at=now)
     if on_measure:
         on_measure()
-    profile = replace(_measured(target, draft, translation, kept), measured_at=now)
-    write_profile(target, draft, profile)
+    profile = replace(_measured(target, draft, translation, kept, means), measured_at=now)
+    means.write(target, draft, profile)
     return profile
 
 
@@ -213,13 +235,14 @@ def _measured(
     draft: CachedSequence | None,
     translation: Translation | None,
     kept: Profile | None,
+    means: Means,
 ) -> Profile:
     """Measure a pair; return that or the stored profile, if that is better."""
     view = draft and in_target_ids(draft, target, translation)
-    if cores_are_shared(target.context.threads):
-        profile = replace(measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False)
+    if means.is_busy(target.context.threads):
+        profile = replace(means.measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False)
     else:
-        profile = measure(target, view)
+        profile = means.measure(target, view)
     profile = of_this_build(profile)
     if not kept or profile.steady:
         return profile

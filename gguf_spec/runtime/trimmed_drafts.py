@@ -208,7 +208,7 @@ def _made(file: ModelFile, stored: Sequence[int], folder: Path, tell: OnProgress
             write_trimmed(header, part, ids, step)
             with closing(_opened(ModelFile(part, as_draft=True), header)) as copy:
                 is_right = _are_alike(first[:, ids], _rows(copy, pieces[0], step)[:, ids])
-                about["time"] = _time_share(whole, copy, pieces[0], step)
+                about["time"] = time_share(whole, copy, pieces[0], step)
     if is_right and about["time"] <= _MOST_TIME:
         return about | {"file": path.name, "state": state_of(path)}
     path.unlink()
@@ -261,7 +261,7 @@ def _are_alike(a: Logits, b: Logits) -> bool:
     return bool(np.abs(a - b).max() <= _ROUNDING * np.ptp(a))
 
 
-def _time_share(
+def time_share(
     whole: Context, copy: Context, piece: Sequence[int], step: Callable[[], object]
 ) -> float:
     """Return the time of a pass of a copy, as a share of that of the whole draft.

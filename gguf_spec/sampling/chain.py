@@ -475,7 +475,7 @@ def _nucleus(
     Args:
         whole: All logits relative to the best one, whose mass counts; None for that of `kept`.
     """
-    order = _descending(kept)
+    order = descending(kept)
     relative = kept[order] - best
     for fixed in (False, True):
         reached = np.cumsum(exp(relative) if fixed else np.exp(relative))
@@ -488,7 +488,7 @@ def _nucleus(
     return ids[order[: n + 1]], kept[order[: n + 1]]
 
 
-def _descending(values: NDArray[np.float64]) -> Ids:
+def descending(values: NDArray[np.float64]) -> Ids:
     """Return the indices of `values` in descending order; of equal values the lower index first."""
     narrow = values.astype(np.float32)
     if len(values) <= _QUICKLY_SORTED or (narrow != values).any():

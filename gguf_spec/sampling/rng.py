@@ -15,13 +15,13 @@ from ..arrays import CLEAR, Floats, log
 
 _U32 = np.uint32
 # Largest number of ids whose noise is computed for all; of more ids, only for those that can win.
-_FEW = 2048
+FEW = 2048
 # Number of ids from which it is faster to compute noise only for tokens near the best one.
 _MANY = 32768
 # Number of ids whose arrays fit into a processor cache.
-_AT_ONCE = 16384
+AT_ONCE = 16384
 # Smallest weight; 2**32 divided by it is finite in single precision.
-_LEAST_WEIGHT = np.float32(1e-28)
+LEAST_WEIGHT = np.float32(1e-28)
 # Distance from the best score within which the noise of a token is always computed, in nats.
 _NEAR = 6.0
 # Numbers of smallest hash values that are inverted; inverting more needs fewer forward hashes.
@@ -96,8 +96,8 @@ class SeededRng:
         The result is the same for the same arguments.
         """
         few = (
-            self._contenders(ids, logits, temperature, position)
-            if len(ids) > _FEW
+            self.contenders(ids, logits, temperature, position)
+            if len(ids) > FEW
             else np.arange(len(ids))
         )
         scores = (logits[few].astype(np.float64) - logits.max()) / temperature
@@ -115,10 +115,10 @@ class SeededRng:
         Args:
             fixed: Use functions that have the same bits everywhere.
         """
-        keys, short = self._keys(position), ids.astype(_U32)
+        keys, short = self.keys_at(position), ids.astype(_U32)
         # 64 random bits give a uniform number above 0 that is fine near 0, where the noise is
         # largest.
-        bits = _hash(short, keys[0], keys[1]) * 2.0**32 + _hash(short, keys[2], keys[3])
+        bits = hash32(short, keys[0], keys[1]) * 2.0**32 + hash32(short, keys[2], keys[3])
         uniform = np.asarray((bits + 0.5) * 2.0**-64, dtype=np.float64)
         np.minimum(uniform, 1 - 2.0**-53, out=uniform)
         return np.asarray(-log(_of_exponential(uniform)) if fixed else -np.log(-np.log1p(-uniform)))
@@ -129,10 +129,10 @@ class SeededRng:
         It is what llama.cpp's XTC draws with a seed of 32 bits: the first number of the Mersenne
         Twister.
         """
-        seed = int(self._keys(position)[4]) % (2**32 - 1)
+        seed = int(self.keys_at(position)[4]) % (2**32 - 1)
         return int.from_bytes(np.random.RandomState(seed).bytes(4), "little") / 2**32
 
-    def _contenders(
+    def contenders(
         self,
         ids: NDArray[np.int64],
         logits: NDArray[np.floating],
@@ -150,8 +150,8 @@ class SeededRng:
             if few is not None:
                 return few
         least = np.empty(len(ids), dtype=np.float32)
-        for i in range(0, len(ids), _AT_ONCE):
-            part = slice(i, i + _AT_ONCE)
+        for i in range(0, len(ids), AT_ONCE):
+            part = slice(i, i + AT_ONCE)
             self._bound(
                 ids[part], logits[part], logits.max(), temperature, position, out=least[part]
             )
@@ -189,7 +189,7 @@ class SeededRng:
         # Any other token has a weight below exp(-distance), so its hash must be below this number
         # to win.
         n_hashes = math.ceil(limit * math.exp(-distance) * _MARGIN) + 1
-        lucky = _ids_of(np.arange(n_hashes, dtype=_U32), *self._keys(position)[:2])
+        lucky = ids_of(np.arange(n_hashes, dtype=_U32), *self.keys_at(position)[:2])
         lucky = lucky[lucky <= ids[-1]].astype(np.int64)
         if ids is not _WHOLE.get(len(ids)):
             at = np.searchsorted(ids, lucky)
@@ -206,14 +206,14 @@ class SeededRng:
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Return a lower bound of 2**32 * E / exp(score) in single precision, shape `(n,)`."""
-        keys = self._keys(position)
+        keys = self.keys_at(position)
         # A score of minus infinity has weight 0.
         with np.errstate(over="ignore"):
             weight = np.exp(((logits - best) / temperature).astype(np.float32, copy=False))
-        np.maximum(weight, _LEAST_WEIGHT, out=weight)
+        np.maximum(weight, LEAST_WEIGHT, out=weight)
         return np.asarray(
             np.divide(
-                _hash(ids.astype(_U32), keys[0], keys[1]),
+                hash32(ids.astype(_U32), keys[0], keys[1]),
                 weight,
                 out=out,
                 dtype=np.float32,
@@ -233,7 +233,7 @@ class SeededRng:
 
         It is 2**32 * E / exp(score) of the token at index `i`, times a margin for rounding.
         """
-        weight = max(np.exp((float(logits[i]) - logits.max()) / temperature), _LEAST_WEIGHT)
+        weight = max(np.exp((float(logits[i]) - logits.max()) / temperature), LEAST_WEIGHT)
         return float(np.exp(-self.gumbel(ids[i : i + 1], position)[0]) * 2.0**32 / weight * _MARGIN)
 
     def keys(self, first: int, n: int) -> bytes:
@@ -242,7 +242,7 @@ class SeededRng:
             return self._digest(first)
         return b"".join([self._digest(i) for i in range(first, first + n)])
 
-    def _keys(self, position: int) -> NDArray[np.uint32]:
+    def keys_at(self, position: int) -> NDArray[np.uint32]:
         return np.frombuffer(self._digest(position), "<u4")
 
     def _digest(self, position: int) -> bytes:
@@ -271,7 +271,7 @@ def _above(logits: NDArray[np.floating], distance: float) -> NDArray[np.intp]:
     return np.flatnonzero(logits >= np.nextafter(limit, logits.dtype.type(-np.inf)))
 
 
-def _hash(ids: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
+def hash32(ids: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
     """Return 32 random bits for each id, shape `(n,)`.
 
     The hash has two rounds of multiplication and shift, each with its own key.
@@ -287,8 +287,8 @@ def _hash(ids: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uin
     return x
 
 
-def _ids_of(hashes: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
-    """Return the id of each hash: the inverse of `_hash`, step by step."""
+def ids_of(hashes: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
+    """Return the id of each hash: the inverse of `hash32`, step by step."""
     x: NDArray[np.uint32] = hashes ^ (hashes >> _U32(15)) ^ (hashes >> _U32(30))
     x *= _U32(_INVERSES[2])
     x ^= (x >> _U32(15)) ^ (x >> _U32(30))

@@ -178,19 +178,23 @@ class App:
     Attributes:
         status_token: Token that opens the route `/api/ps` beside the API key, and alone the route
             for commands of this user.
+        pool: The models.
+        helper: The process in which edits are planned; `helping` is its turn.
     """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
-        self._pool = llm if isinstance(llm, ModelPool) else ModelPool.of(llm)
-        self.models: tuple[ServedModel, ...] = self._pool.models
+        self.pool: ModelPool = llm if isinstance(llm, ModelPool) else ModelPool.of(llm)
+        self.models: tuple[ServedModel, ...] = self.pool.models
         self._settings, self._origins = settings, settings.origins
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token: str = secrets.token_urlsafe(24)
-        self.worker: Worker = Worker(self._pool, settings, self._totals)
+        self.worker: Worker = Worker(self.pool, settings, self._totals)
         self._ends = False
         self.bodies: BodyReader = BodyReader(settings, lambda: self._ends)
-        self._models = ModelRoutes(self._pool, self.worker, settings, self.bodies, self._since)
-        self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
+        self._models = ModelRoutes(self.pool, self.worker, settings, self.bodies, self._since)
+        self._converting = asyncio.Lock()
+        self.helper: Helper = Helper()
+        self.helping: asyncio.Lock = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._documents = Documents(settings, lambda: self._ends)
         self.tools: ToolRoutes = ToolRoutes(settings, self.bodies)
@@ -214,7 +218,7 @@ class App:
                 Route(path, partial(self._run_task, route), methods=["POST"])
                 for path, route in EMBEDDING_ROUTES.items()
             ),
-            *ollama_routes(self._pool, self._models, self.bodies),
+            *ollama_routes(self.pool, self._models, self.bodies),
             *self._models.routes,
             self._documents.route,
             *self.tools.routes,
@@ -381,7 +385,7 @@ class App:
 
     def close(self) -> None:
         self._ends = True
-        self._helper.close()
+        self.helper.close()
         self._documents.close()
         self.tools.close()
         self.worker.close()
@@ -393,13 +397,13 @@ class App:
         data = await self.bodies.convert(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
         loads = await self.bodies.convert(body, api.load, data) if api.load else None
-        self._pool.keep(model, kept_seconds(data) if api.load else None)
+        self.pool.keep(model, kept_seconds(data) if api.load else None)
         if loads:
             name = model.id
-            if loads["done_reason"] != "unload" or self._pool.loaded(model):
+            if loads["done_reason"] != "unload" or self.pool.loaded(model):
                 name = await self._run(request, model, lambda llm, _: llm.name, {})
             return JSONResponse({"model": name, **loads})
-        limits = self._pool.speculation, self._settings.max_tokens
+        limits = self.pool.speculation, self._settings.max_tokens
         n_more = LARGE if api.refers else 0
         parsed = await self.bodies.convert(body, api.read, data, *limits, n_more=n_more)
         if api.reply is None:
@@ -528,7 +532,7 @@ class App:
         data, kept_s = await self.bodies.read(request, read)
         began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        self._pool.keep(model, kept_s)
+        self.pool.keep(model, kept_s)
 
         def work(llm: LLM, check: Callable[..., None]) -> Response:
             # The answer is written here, in the thread of the task, because it may be long.
@@ -549,7 +553,7 @@ class App:
             try:
                 yield from call(llm.engine, data, send, job.reading)
             except PromptTooLongError as error:
-                if not job.tried and self._pool.ctx_max(llm) > error.n_prompt:
+                if not job.tried and self.pool.ctx_max(llm) > error.n_prompt:
                     raise  # the context grows
                 about = "about" in error.message
                 job.post(Sent("too long", [error.n_prompt, error.n_ctx, about, error.n_ctx_limit]))
@@ -590,7 +594,7 @@ class App:
                     raise client_closed()
                 return await asyncio.to_thread(prepared, llm)
 
-        loaded = self._pool.loaded(model)
+        loaded = self.pool.loaded(model)
         if not (loaded and (parsed.needs_grammar or parsed.biases)):
             return parsed
         try:
@@ -609,10 +613,10 @@ class App:
         """
 
         async def call() -> Any:
-            async with self._helping:
+            async with self.helping:
                 if await request.is_disconnected():
                     raise client_closed()
-                return await asyncio.to_thread(self._helper.call, seconds, function, *given)
+                return await asyncio.to_thread(self.helper.call, seconds, function, *given)
 
         return await in_time(call(), self._settings.limit_s)
 
@@ -621,7 +625,7 @@ class App:
     async def _health(self, _: Request) -> Response:
         state: dict[str, Any] = {
             "status": "ending" if self._ends else "ok",
-            "model": self._pool.default.id,
+            "model": self.pool.default.id,
             "version": __version__,
         }
         n_running = self.worker.n_running
@@ -629,7 +633,7 @@ class App:
         return JSONResponse(state, 503 if self._ends else 200)
 
     async def _metrics(self, _: Request) -> Response:
-        worker, llms = self.worker, self._pool.loaded_llms()
+        worker, llms = self.worker, self.pool.loaded_llms()
         text = self._totals.text(worker.n_waiting, worker.n_running, llms)
         headers = {"Process-Start-Time-Unix": str(self._since)}
         return PlainTextResponse(text, headers=headers, media_type="text/plain; version=0.0.4")
@@ -637,7 +641,7 @@ class App:
     async def _description(self, _: Request) -> Response:
         return JSONResponse(
             describe(
-                tuple(model.id for model in self._pool.models),
+                tuple(model.id for model in self.pool.models),
                 self._settings.api_key is not None,
                 self._settings.takes_any_model,
             )

@@ -63,10 +63,6 @@ from .pair_statistics import Forecast, PairStatistics, RequestAcceptance
 
 # Smallest number of rounds between two that use optimistic costs.
 _EXPLORE_EVERY = 16
-# Share of the generation time for searches.
-_SHARE = 0.01
-# Budget at the start of a request, and the largest one, in searches.
-_FIRST, _MOST = 3, 32
 # Most rounds without a search that are decided at once.
 _MOST_WITHOUT = 32
 
@@ -248,10 +244,19 @@ class SearchBudget:
     """Searches for drafts that one request may make.
 
     The budget is a number of searches, because the seconds of one are known only after the first.
+
+    Attributes:
+        share: Share of the generation time for searches.
+        first: Budget at the start of a request, in searches.
+        most: Largest budget, in searches.
     """
 
+    share: float = 0.01
+    first: int = 3
+    most: int = 32
+
     def __init__(self) -> None:
-        self._n_left = float(_FIRST)
+        self._n_left = float(self.first)
 
     def rounds_without(self, search_s: float, plain_s: float) -> int:
         """Return the number of rounds that look for no draft before the next that does.
@@ -262,9 +267,9 @@ class SearchBudget:
         """
         if not search_s:
             return 0
-        share = _SHARE * plain_s / search_s
+        share = self.share * plain_s / search_s
         n = min(max(0, math.ceil((1 - self._n_left) / share) - 1), _MOST_WITHOUT)
-        self._n_left = min(self._n_left + max(n, 1) * share, _MOST)
+        self._n_left = min(self._n_left + max(n, 1) * share, self.most)
         return n
 
     def charge(self, search_s: float, gain_s: float) -> None:
@@ -291,6 +296,7 @@ class DraftModelUse:
         fixed: Let the draft model propose at any cost.
         widest: Largest number of rows of a pass.
         batches: The requests that share passes with this one.
+        clock: Returns the time in seconds.
         n_emitted: Number of tokens of the answer so far.
         since_used: Number of tokens since the draft model was used or probed.
         reconsider_at: Number of tokens of the answer at which reading the whole text is considered.
@@ -305,6 +311,7 @@ class DraftModelUse:
     fixed: bool
     widest: int
     batches: Batches
+    clock: Callable[[], float] = time.perf_counter
     n_emitted: int = 0
     since_used: int = 0
     reconsider_at: int = _RECONSIDERED
@@ -370,12 +377,12 @@ class DraftModelUse:
         n_past = self.model.n_cached
         n = len(so_far) - self.model.n_past
         one.draft_s += self._propose_s(n, n_past)
-        started, busy_s = time.perf_counter(), self.model.busy_s
+        started, busy_s = self.clock(), self.model.busy_s
         proposal = self.model.propose()
         passed_s = self.model.busy_s - busy_s
         if not proposal:
             return None
-        python_s = time.perf_counter() - started - passed_s
+        python_s = self.clock() - started - passed_s
         self.batches.draft.learn(self.costs.learn, n, n_past, passed_s)
         self.batches.draft.learn(self.known.per_proposal.learn, python_s)
         self.since_used = 0
@@ -584,13 +591,14 @@ class DraftController(DraftTeam):
         widest: int = K_MAX + 1,
         batches: Batches | None = None,
         on_inexact: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
         self.fixed, self.widest = fixed, widest
         batches = batches or Batches()
         self.batches: Batches = batches
-        self._on_inexact = on_inexact
+        self._on_inexact, self._clock = on_inexact, clock
         # Hashes of the last rows, one for each token of the answer, while costs are checked.
         self._seen: list[bytes] = []
         self._forecast = Forecast()
@@ -602,7 +610,7 @@ class DraftController(DraftTeam):
         if model and known.draft:
             self._use = DraftModelUse(
                 model, known.draft, known, self._chances, n_left,
-                fixed=fixed, widest=widest, batches=batches,
+                fixed=fixed, widest=widest, batches=batches, clock=clock,
             )  # fmt: skip
         self._exploration, self._budget = Exploration(known), SearchBudget()
         # Rounds to come that look for no draft, and their tokens that are not counted yet.
@@ -696,7 +704,7 @@ class DraftController(DraftTeam):
             self._n_plain = n_plain - 1
             return NO_DRAFT
         busy_s = self.model.busy_s if self.model else 0.0
-        started_s = time.perf_counter()
+        started_s = self._clock()
         draft, one = self._search(tokens, k), self._round
         if (self.model.busy_s if self.model else 0.0) == busy_s:
             search_s = one.returned_s - started_s
@@ -790,7 +798,7 @@ class DraftController(DraftTeam):
             one.again_s = self._again_s(width)
             self.target.rollback(one.n_past - n)
             one.n_past = self.target.n_past
-        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        one.returned_s, one.busy_s = self._clock(), self.target.busy_s
         return Draft([], [], self._seen[-n:] if n else (), self._moved)
 
     def _moved(self) -> None:
@@ -814,7 +822,7 @@ class DraftController(DraftTeam):
         kept = [step.proposal for step in one.steps[: one.n_kept]]
         q = [proposal.q or _certain(proposal.token) for proposal in kept]
         draft = Draft([proposal.token for proposal in kept], q)
-        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        one.returned_s, one.busy_s = self._clock(), self.target.busy_s
         return draft
 
     def _begin_round(self, start: int, k: int) -> RoundState:
@@ -827,14 +835,14 @@ class DraftController(DraftTeam):
             1 / (batch.seconds(target, 1, n_past) + python_s),
         )
         passes_s = batch.passes_s(target, pending, n, n_past)
-        prices = Prices(rate, passes_s, python_s, *self._replay(pending, k, n_past))
+        prices = Prices(rate, passes_s, python_s, *self.replay(pending, k, n_past))
         explores = self._exploration.is_due() and k > 0 and not self.fixed and is_alone
         hopeful = (
             prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
         )
         return RoundState(start, n_past, prices, hopeful)
 
-    def _replay(self, pending: int, k: int, n_past: int) -> tuple[Sequence[float], int]:
+    def replay(self, pending: int, k: int, n_past: int) -> tuple[Sequence[float], int]:
         """Return the costs of decoding tokens again after a rejection, as in `Prices`."""
         free = self.target.free_rollback
         if free >= k:
@@ -851,7 +859,7 @@ class DraftController(DraftTeam):
             self.attempt(drafter, drafter.begin, tokens)
         one, reach, can_model = self._round, 1.0, True
         while len(one.steps) < k and (one.is_forced or reach > LEAST_REACH):
-            text, chance = self._best_text()
+            text, chance = self.best_text()
             step = None
             use = self.model_use
             if use and can_model and self.attempt(use.model, use.next_pays, one, reach, chance, k):
@@ -866,7 +874,7 @@ class DraftController(DraftTeam):
             for drafter in self.active:
                 self.attempt(drafter, drafter.follow, step.proposal.token)
 
-    def _best_text(self) -> tuple[Proposal | None, float]:
+    def best_text(self) -> tuple[Proposal | None, float]:
         """Return the likeliest proposal of the text drafters, and its acceptance rate.
 
         Text drafters have no drafting cost.
@@ -902,7 +910,7 @@ class DraftController(DraftTeam):
         passed_s = self.target.busy_s - one.busy_s
         self.known.target.learn(one.n_rows, one.n_past, passed_s)
         self._exploration.charge(one, passed_s)
-        python_s = time.perf_counter() - one.returned_s - passed_s
+        python_s = self._clock() - one.returned_s - passed_s
         self.known.per_token.learn(python_s / n_tokens)
 
     def _learn_step(self, step: Step, emitted: int) -> None:

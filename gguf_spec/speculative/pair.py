@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -87,10 +88,12 @@ class ModelPair(Generic[S]):
         slots: The sequences of both contexts, one pair for each request that runs at once.
         experiences: Cost models and acceptance rates, updated during use; one each for texts that
             are `greedy`, `sampled` and `drawn`.
+        clock: Returns the time in seconds; passes and answers are timed by it.
     """
 
     experiences: dict[str, PairStatistics]
     calibration: DraftCorrection
+    clock: Callable[[], float]
     draft: S | None
     profile: Profile
     reference: SuffixAutomaton | None
@@ -107,6 +110,7 @@ class ModelPair(Generic[S]):
         translation: Translation | None = None,
         files: PairFiles | None = None,
         max_gap: float = MAX_GAP_S,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Join two models.
 
@@ -115,7 +119,7 @@ class ModelPair(Generic[S]):
         scheduler.
         """
         self.target, self.draft, self.reference = target, draft, reference
-        self._files, self._max_gap = files, max_gap
+        self._files, self._max_gap, self.clock = files, max_gap, clock
         self.store, self.translation = store, translation
         self.calibration = DraftCorrection(target.n_vocab)
         drafts: Iterable[S | None] = itertools.repeat(None)
@@ -244,8 +248,10 @@ class ModelPair(Generic[S]):
         if self.target.why_plain:
             widest = min(widest, self.target.exactness.most_rows)
         self.target.context.widest = max(1, widest)
-        target = Side(self.target.context, known.target)
-        draft = Side(self.draft.context, known.draft) if self.draft and known.draft else None
+        target = Side(self.target.context, known.target, self.clock)
+        draft = None
+        if self.draft and known.draft:
+            draft = Side(self.draft.context, known.draft, self.clock)
         for pair in self.slots[1:]:
             for slot in pair.slots:
                 slot.forget()
@@ -342,6 +348,7 @@ class ModelPair(Generic[S]):
             widest=widest,
             batches=slots.batches,
             on_inexact=self._refute,
+            clock=self.clock,
         )
         controller.switch_off(failures)
         if isinstance(before, DraftController):

@@ -183,24 +183,26 @@ class RequestAcceptance:
     def __init__(self, known: AcceptanceRates, firm: Iterable[str] = ()) -> None:
         """Start from the rates of all requests, which are updated too; `firm` ones differ less."""
         self._known, self._firm = known, frozenset(firm)
-        self._shifts: dict[str, list[float]] = {}  # drafter -> [shift, precision]
+        # drafter -> shift, precision, and the factor of the odds: a round asks for many rates
+        self._shifts: dict[str, tuple[float, float, float]] = {}
 
     def of(self, kind: Kind) -> float:
         chance = self._known.of(kind)
         shift = self._shifts.get(kind[0])
-        return shifted(chance, shift[0]) if shift else chance
+        return _scaled(chance, shift[2]) if shift else chance
 
     def learn(self, kind: Kind, hit: bool) -> None:
         least = _FIRM_SHIFT_PRECISION if kind[0] in self._firm else _SHIFT_PRECISION
-        shift = self._shifts.setdefault(kind[0], [0.0, least])
+        shift, precision, factor = self._shifts.setdefault(kind[0], (0.0, least, 1.0))
         if kind[0] in self._firm and self._known.n_new:
             self._known.n_new -= 1
             self._known.learn(kind, hit)
             return
         usual = self._known.of(kind)
-        chance = shifted(usual, shift[0])
-        shift[1] = max(least, _SHIFT_FORGET * shift[1]) + chance * (1 - chance)
-        shift[0] += (hit - chance) / shift[1]
+        chance = _scaled(usual, factor)
+        precision = max(least, _SHIFT_FORGET * precision) + chance * (1 - chance)
+        shift += (hit - chance) / precision
+        self._shifts[kind[0]] = shift, precision, _factor(shift)
         # The rates of all requests learn only what the shift does not explain. Otherwise a text
         # that is copied as a whole would make all buckets sure for the next text.
         self._known.learn(kind, min(1.0, max(0.0, usual + hit - chance)))
@@ -228,6 +230,16 @@ def fitted(priors: Sequence[float], seen: Sequence[tuple[float, float]]) -> list
 
 def shifted(chance: float, shift: float) -> float:
     """Return a probability with its log odds moved by `shift`."""
+    return _scaled(chance, _factor(shift))
+
+
+def _factor(shift: float) -> float:
+    """Return the factor of the odds whose log odds are moved by `shift`."""
+    return math.exp(max(-_SHIFT_MOST, min(_SHIFT_MOST, shift)))
+
+
+def _scaled(chance: float, factor: float) -> float:
+    """Return a probability with its odds multiplied by `factor`."""
     chance = max(_NEVER, min(1 - _NEVER, chance))
-    odds = chance / (1 - chance) * math.exp(max(-_SHIFT_MOST, min(_SHIFT_MOST, shift)))
+    odds = chance / (1 - chance) * factor
     return odds / (1 + odds)

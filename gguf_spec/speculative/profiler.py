@@ -39,7 +39,7 @@ _NEEDED = 4
 # Number of first widths that run once before they are timed, on devices whose first pass of a width
 # is slow; and seconds after which no further width does. Such a pass may compile kernels: with
 # Vulkan on a CPU that takes 20 to 90 s. Widths that did not run are not timed.
-_WARMED, _WARM_UP_S = (6, 10.0)
+WARMED, _WARM_UP_S = (6, 10.0)
 # Widths of timed draft-model passes, in tokens.
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 # Time of attention relative to reading the cached bytes as fast as the weights, by pass width:
@@ -76,7 +76,7 @@ _N_COPIES = 5
 # of as many single-token passes.
 _LOWEST, _HIGHEST = (0.5, 3.0)
 # Largest ratio of the median to the shortest single-token pass without another program running.
-_STEADY = 1.5
+STEADY = 1.5
 
 
 def measure(
@@ -86,6 +86,7 @@ def measure(
     budget_s: float = 1.6,
     thorough: bool = False,
     on_step: Callable[[int, int], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """Measure a pair. Both caches are empty afterwards.
 
@@ -96,8 +97,9 @@ def measure(
             acceptance rate at many positions.
         on_step: Called with the number of passes done and the total. The total is reached only in a
             thorough measurement; otherwise the budget may end it earlier.
+        clock: Returns the time in seconds.
     """
-    began = time.perf_counter()
+    began = clock()
     n_emitted, n_draft = (_AT_LENGTH, _AT_LENGTH // 4) if thorough else (_N_SINGLES, 16)
     half_s = np.inf if thorough else budget_s / 2
     n_emitted, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_emitted, n_draft))
@@ -110,10 +112,10 @@ def measure(
     total = n_emitted + len(passes) + n_deep
     total += n_draft + len(draft_passes) + n_deep if draft else 0
     step = _counter(on_step, total)
-    generated = _generate(target, n_emitted, half_s / 3, step)
+    generated = _generate(target, n_emitted, half_s / 3, step, clock)
     rows = PassRows(target, generated)
     target_s, checked = _time(
-        target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
+        target, generated.tokens, passes, 1.5 * half_s, step, clock, judge=rows.compare
     )
     exactness = target.exactness
     exact_width = min(rows.exact_width(), exactness.most_rows) if exactness.attention else 1
@@ -123,16 +125,18 @@ def measure(
     noise = rows.noise if is_exact else rows.with_deep_noise()
     target_s = _with_copies(target, target_s | {1: generated.single_s}, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)
-    target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, step)
+    target_depth, guess = _depth(
+        target, generated.tokens, generated.single_s, thorough, step, clock
+    )
     right, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
     draft_s, draft_depth, draft_guess = dict[int, float](), dict[int, float](), False
     if draft:
-        right, proposal_s = _ask(target, draft, generated.tokens)
+        right, proposal_s = _ask(target, draft, generated.tokens, clock)
         text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
-        draft_single_s = _generate(draft, n_draft, half_s / 4, step).single_s
-        draft_s, is_sure = _time(draft, text, draft_passes, half_s / 4, step, n_rows=1)
+        draft_single_s = _generate(draft, n_draft, half_s / 4, step, clock).single_s
+        draft_s, is_sure = _time(draft, text, draft_passes, half_s / 4, step, clock, n_rows=1)
         draft_s[1], checked = draft_single_s, checked and is_sure
-        draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, step)
+        draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, step, clock)
         draft.rollback(0)
     target.rollback(0)
     return Profile(
@@ -142,7 +146,7 @@ def measure(
         draft_depth=draft_depth,
         noise=noise,
         right=tuple(right),
-        seconds=time.perf_counter() - began,
+        seconds=clock() - began,
         token_s=generated.token_s,
         proposal_s=proposal_s,
         exact_width=exact_width,
@@ -250,7 +254,11 @@ def plausible(table: Mapping[int, float]) -> dict[int, float]:
 
 
 def _generate(
-    model: LanguageModel, n: int, budget_s: float, step: Callable[..., object]
+    model: LanguageModel,
+    n: int,
+    budget_s: float,
+    step: Callable[..., object],
+    clock: Callable[[], float],
 ) -> Generated:
     """Let a model generate at most `n` tokens from an empty context."""
     ends = np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)
@@ -263,18 +271,18 @@ def _generate(
         sum(took) < (budget_s if len(took) >= _WANTED else max(budget_s, _PATIENCE_S))
         or len(took) < _FEWEST
     ):
-        started = time.perf_counter()
+        started = clock()
         row = model.logits(tokens[-1:], 1)[0]
-        passed = time.perf_counter()
+        passed = clock()
         tokens.append(sampler.token(row, tokens))
-        python_s.append(time.perf_counter() - passed)
+        python_s.append(clock() - passed)
         took.append(passed - started)
         if len(rows) <= K_MAX:
             rows.append(row_bits(row))
             gaps.add(row)
         step()
     warm = took[2:] or took
-    steady = statistics.median(warm) <= _STEADY * min(warm)
+    steady = statistics.median(warm) <= STEADY * min(warm)
     return Generated(tokens[:-1], rows, gaps, _low(warm), steady, statistics.median(python_s))
 
 
@@ -289,6 +297,7 @@ def _time(
     widths: Sequence[int],
     budget_s: float,
     step: Callable[..., object],
+    clock: Callable[[], float],
     n_rows: int | None = None,
     judge: Callable[[int, Logits], object] | None = None,
 ) -> tuple[dict[int, float], bool]:
@@ -303,22 +312,22 @@ def _time(
     took: dict[int, list[float]] = {}
     if model.slow_first_pass:
         patience_s = max(budget_s, _WARM_UP_S)
-        ready = set(_warm_up(model, generated, [*dict.fromkeys(widths)], patience_s, n_rows))
+        ready = set(_warm_up(model, generated, [*dict.fromkeys(widths)], patience_s, clock, n_rows))
         step(sum(width not in ready for width in widths))
         widths = [width for width in widths if width in ready]
-    began = time.perf_counter()
+    began = clock()
     for i, width in enumerate(widths):
-        if i < _NEEDED or time.perf_counter() - began < budget_s:
+        if i < _NEEDED or clock() - began < budget_s:
             text = repeated(generated, width)
             model.rollback(0)
-            started = time.perf_counter()
+            started = clock()
             logits = model.logits(text, n_rows or width)
-            took.setdefault(width, []).append(time.perf_counter() - started)
+            took.setdefault(width, []).append(clock() - started)
             if judge:
                 judge(width, logits)
         step()
     first = [sorted(took.get(width, [0.0])) for width in widths[:_NEEDED]]
-    is_sure = all(len(one) > 1 and one[1] <= _STEADY * one[0] for one in first)
+    is_sure = all(len(one) > 1 and one[1] <= STEADY * one[0] for one in first)
     return {width: _low(seconds) for width, seconds in took.items()}, is_sure
 
 
@@ -327,12 +336,13 @@ def _warm_up(
     generated: Sequence[int],
     widths: Sequence[int],
     patience_s: float,
+    clock: Callable[[], float],
     n_rows: int | None,
 ) -> Iterator[int]:
     """Run a pass of each width, and yield those for which there was time."""
-    began = time.perf_counter()
+    began = clock()
     for i, width in enumerate(widths):
-        if i >= _WARMED and time.perf_counter() - began >= patience_s:
+        if i >= WARMED and clock() - began >= patience_s:
             return
         model.rollback(0)
         model.logits(repeated(generated, width), n_rows or width)
@@ -345,6 +355,7 @@ def _depth(
     single_s: float,
     thorough: bool,
     step: Callable[..., object],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[dict[int, float], bool]:
     """Return the depth cost of some widths, and whether it is an estimate.
 
@@ -360,7 +371,8 @@ def _depth(
         reading_s = single_s * model.cached_bytes / max(1, model.weight_bytes)
         return {width: more * reading_s for width, more in _MORE_THAN_MEMORY.items()}, True
     text = repeated(generated, deep + max(_DEEP_WIDTHS))
-    near, _ = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, lambda *_: None, n_rows=1)
+    widths = _DEEP_WIDTHS * _DEEP_PARTS
+    near, _ = _time(model, generated, widths, np.inf, lambda *_: None, clock, n_rows=1)
     model.rollback(0)
     for i in range(_DEEP_PARTS):
         model.read(text[deep * i // _DEEP_PARTS : deep * (i + 1) // _DEEP_PARTS])
@@ -368,16 +380,19 @@ def _depth(
     far: dict[int, list[float]] = {}
     for _ in range(_DEEP_PARTS):
         for width in _DEEP_WIDTHS:
-            started = time.perf_counter()
+            started = clock()
             model.logits(text[deep : deep + width], 1)
-            far.setdefault(width, []).append(time.perf_counter() - started)
+            far.setdefault(width, []).append(clock() - started)
             return_to(model, text, deep)
             step()
     return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}, False
 
 
 def _ask(
-    target: LanguageModel, draft: LanguageModel, generated: Sequence[int]
+    target: LanguageModel,
+    draft: LanguageModel,
+    generated: Sequence[int],
+    clock: Callable[[], float],
 ) -> tuple[list[tuple[float, float]], float]:
     """Measure how often the draft model predicts the target's tokens.
 
@@ -395,12 +410,12 @@ def _ask(
     right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
     if not model.can_review:
         return [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
-    started, busy_s = time.perf_counter(), draft.busy_s
+    started, busy_s = clock(), draft.busy_s
     for first in range(1, len(generated), _BLOCK):
         text = generated[: first + _BLOCK]
         for (_, confidence), hit in model.review(text, len(text) - first, _BLOCK):
             right[confidence] += hit, 1
-    python_s = time.perf_counter() - started - (draft.busy_s - busy_s)
+    python_s = clock() - started - (draft.busy_s - busy_s)
     return [(float(hits), float(places)) for hits, places in right], max(
         0.0, python_s / max(1, len(generated) - 1)
     )

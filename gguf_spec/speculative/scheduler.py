@@ -182,13 +182,20 @@ class Side:
         context: The context, whose sequences are the slots.
         base: Cost model of one sequence.
         costs: Costs of common passes.
+        clock: Returns the time in seconds.
     """
 
     base: CostModel
+    clock: Callable[[], float]
     context: ModelContext
 
-    def __init__(self, context: ModelContext, base: CostModel) -> None:
-        self.context, self.base = context, base
+    def __init__(
+        self,
+        context: ModelContext,
+        base: CostModel,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.context, self.base, self.clock = context, base, clock
         most = len(context.sequences) if context.can_roll_back else 0
         self.costs: BatchCosts = BatchCosts(context.widest, most)
 
@@ -264,7 +271,7 @@ class Side:
             lost.append((part.sequence.cached, part.sequence.n_read))
             widest, n_rows = max(widest, len(part.tokens)), n_rows + part.n_rows
         depth, n_past = mean_depth(tasks), len(lost[0][0])
-        started = time.perf_counter()
+        started = self.clock()
         try:
             n = len(tasks)
             n_sequences = self.costs.best_n(self.base, n, widest, depth) if n > 1 else 0
@@ -274,7 +281,7 @@ class Side:
                 holds_too = holds or task is not tasks[-1]
                 self._retry(task, *cache, error if len(tasks) == 1 else None, holds_too)
             return
-        seconds = time.perf_counter() - started
+        seconds = self.clock() - started
         if n_rows:
             self.costs.learn(self.base, self.context.n_decoded, widest, depth, seconds)
         elif len(parts) == 1:
@@ -369,14 +376,14 @@ class Scheduler(Generic[S]):
 
         Args:
             pairs: The slots.
-            target: Slots and costs of the target.
+            target: Slots and costs of the target; its clock is that of the scheduler.
             draft: Those of the draft model, with as many slots; None without one.
             max_gap: Seconds between two passes of the requests that decode, at most, as far as
                 pieces of prompts decide it.
         """
         self.target: Side = target
         self.draft: Side | None = draft
-        self._max_gap = max_gap
+        self._max_gap, self._clock = max_gap, target.clock
         self.pairs = sorted(pairs, key=lambda one: one.target.index)
         for pair in self.pairs:
             pair.task, pair.used_at = None, 0
@@ -520,9 +527,9 @@ class Scheduler(Generic[S]):
             Whether anything was done; False if there are no tasks or all are parked.
         """
         self._resume()
-        started = time.perf_counter()
+        started = self._clock()
         has_run = self._run()
-        passed_s = _COMPUTING * (time.perf_counter() - started) if has_run else _COMPUTING_S
+        passed_s = _COMPUTING * (self._clock() - started) if has_run else _COMPUTING_S
         self._computing_s = min(0.0, self._computing_s) + passed_s
         return has_run or any(task.can_go_on for task in self.tasks)
 
@@ -539,7 +546,7 @@ class Scheduler(Generic[S]):
                 self._read(*piece)
             elif decoding:
                 self.target.run(decoding)
-                self._passed_at, self._read_s = time.perf_counter(), 0.0
+                self._passed_at, self._read_s = self._clock(), 0.0
             else:
                 return False
         return True
@@ -552,9 +559,9 @@ class Scheduler(Generic[S]):
         while self._computing_s > 0 and (ready := [one for one in resting if one.can_go_on]):
             task = min(ready, key=lambda one: one.turn)
             self._n_turns += 1
-            task.turn, started = self._n_turns, time.perf_counter()
+            task.turn, started = self._n_turns, self._clock()
             self._switch(task)
-            self._computing_s -= time.perf_counter() - started
+            self._computing_s -= self._clock() - started
         if done := [task for task in self.tasks if task.is_done]:
             for task in done:
                 task.pair.task = None
@@ -644,7 +651,7 @@ class Scheduler(Generic[S]):
             if others
             else 0.0
         )
-        since_s = max(time.perf_counter() - self._passed_at, self._read_s)
+        since_s = max(self._clock() - self._passed_at, self._read_s)
         left_s = self._reading_s(pass_s, since_s)
         n, least = side.n_in(
             left_s,
@@ -667,7 +674,7 @@ class Scheduler(Generic[S]):
             task.waits_for, task.answer = part._replace(tokens=part.tokens[n:]), None
         self._read_s += price_s
         if not waits:
-            self._passed_at, self._read_s = time.perf_counter(), price_s
+            self._passed_at, self._read_s = self._clock(), price_s
         if task.number != self._oldest:
             self._owed_s += _OF_OLDEST * price_s
         else:  # what it read while it was the shortest, too, counts as one piece

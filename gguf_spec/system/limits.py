@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-_PROC, _GROUPS = Path("/proc/self"), Path("/sys/fs/cgroup")
 # files with a limit of memory and with what is used: two of version 2, and that of version 1
 _MEMORY = (
     ("memory.max", "memory.current"),
@@ -22,6 +21,21 @@ _MEMORY = (
 )
 # version 1 has no word for "no limit", but a number of bytes that no machine has
 _NO_LIMIT = 1 << 60
+
+
+class Places(NamedTuple):
+    """Where Linux says the limits of a process.
+
+    Attributes:
+        proc: The folder of the process.
+        groups: The folder of the groups, where no mount of them is listed.
+    """
+
+    proc: Path
+    groups: Path
+
+
+_OWN = Places(Path("/proc/self"), Path("/sys/fs/cgroup"))
 
 
 class MemoryLimit(NamedTuple):
@@ -49,9 +63,9 @@ class ProcessorLimit(NamedTuple):
     source: str
 
 
-def memory_limits() -> list[MemoryLimit]:
-    limits = [*_address_space()]
-    for folder in _folders("memory"):
+def memory_limits(places: Places = _OWN) -> list[MemoryLimit]:
+    limits = [*address_space(places)]
+    for folder in _folders("memory", places):
         for name, name_of_used in _MEMORY:
             limit, used = _number(folder / name), _number(folder / name_of_used)
             if limit is not None and limit < _NO_LIMIT:
@@ -60,10 +74,10 @@ def memory_limits() -> list[MemoryLimit]:
     return limits
 
 
-def processor_limit() -> ProcessorLimit | None:
+def processor_limit(places: Places = _OWN) -> ProcessorLimit | None:
     """Return the smallest limit of processor time; None without one."""
     limits = []
-    for folder in _folders("cpu"):
+    for folder in _folders("cpu", places):
         most, _, period = _text(folder / "cpu.max").partition(" ")
         name = "cpu.max"
         if not most:
@@ -74,9 +88,9 @@ def processor_limit() -> ProcessorLimit | None:
     return min(limits, default=None)
 
 
-def _address_space() -> Iterator[MemoryLimit]:
+def address_space(places: Places = _OWN) -> Iterator[MemoryLimit]:
     """Yield the limits of `ulimit -v` and `ulimit -d`."""
-    pages = _text(_PROC / "statm").split()
+    pages = _text(places.proc / "statm").split()
     if sys.platform == "win32" or not pages:
         return
     import resource
@@ -91,15 +105,15 @@ def _address_space() -> Iterator[MemoryLimit]:
 # ---- groups
 
 
-def _folders(controller: str) -> list[Path]:
+def _folders(controller: str, places: Places) -> list[Path]:
     """Return the folders of the groups of this process, the own one first, up to the root."""
-    return _chain(controller, _text(_PROC / "cgroup"))
+    return _chain(controller, _text(places.proc / "cgroup"), places)
 
 
 @cache
-def _chain(controller: str, groups: str) -> list[Path]:
+def _chain(controller: str, groups: str, places: Places) -> list[Path]:
     """Return the folders of groups; version 2 and a hierarchy of version 1 may both be there."""
-    mounts = _text(_PROC / "mountinfo").splitlines()
+    mounts = _text(places.proc / "mountinfo").splitlines()
     folders = []
     for line in groups.splitlines():
         _, _, rest = line.partition(":")
@@ -107,7 +121,7 @@ def _chain(controller: str, groups: str) -> list[Path]:
         if not controllers or controller in controllers.split(","):
             for root, point in _mounted(mounts, controller if controllers else ""):
                 folders += _up(root, point, group)
-    return [*dict.fromkeys(folders)] or [_GROUPS, _GROUPS / controller]
+    return [*dict.fromkeys(folders)] or [places.groups, places.groups / controller]
 
 
 def _mounted(mounts: list[str], controller: str) -> Iterator[tuple[str, Path]]:

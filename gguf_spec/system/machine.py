@@ -11,11 +11,12 @@ import os
 import platform
 import re
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from .limits import memory_limits
+from .limits import MemoryLimit, memory_limits
 
 # kernel statistics, with the number of running tasks
 _STAT = Path("/proc/stat")
@@ -33,26 +34,36 @@ _UNITS = {"b": 1} | {
 }
 
 
-def others_running() -> int:
+def others_running(stat: Path = _STAT, wait: Callable[[float], object] = time.sleep) -> int:
     """Return the number of tasks of other programs that run or wait for a core now.
 
     The result is 0 if it is unknown (not Linux).
+
+    Args:
+        stat: The kernel statistics.
+        wait: Waits for a number of seconds.
     """
     counts: list[int] = []
     for i in range(_SAMPLES):
         if i:
-            time.sleep(_PAUSE_S)
+            wait(_PAUSE_S)
         try:
-            lines = _STAT.read_text(encoding="ascii").splitlines()
+            lines = stat.read_text(encoding="ascii").splitlines()
             counts += [int(line.split()[1]) for line in lines if line.startswith("procs_running ")]
         except (OSError, ValueError, IndexError):
             return 0
     return max(0, min(counts, default=0) - 1)  # except this thread
 
 
-def cores_are_shared(threads: int) -> bool:
-    """Return whether `threads` threads of this process would share cores with other programs."""
-    return others_running() + threads > max(threads, os.cpu_count() or threads)
+def cores_are_shared(threads: int, n_others: int | None = None, n_cores: int | None = None) -> bool:
+    """Return whether `threads` threads of this process would share cores with other programs.
+
+    Args:
+        n_others: Number of tasks of other programs; None for those of now.
+        n_cores: Number of cores; None for those of this machine.
+    """
+    n_others = others_running() if n_others is None else n_others
+    return n_others + threads > max(threads, n_cores or os.cpu_count() or threads)
 
 
 def is_x86(machine: str = "") -> bool:
@@ -64,9 +75,14 @@ def is_arm(machine: str = "") -> bool:
     return (machine or platform.machine()).lower() in ("aarch64", "arm64")
 
 
-def total_bytes() -> int | None:
-    """Return the memory of the machine, or the smallest limit of it; None if unknown."""
-    known = [_of_machine("total"), *(limit.n_bytes for limit in memory_limits())]
+def total_bytes(limits: Sequence[MemoryLimit] | None = None) -> int | None:
+    """Return the memory of the machine, or the smallest limit of it; None if unknown.
+
+    Args:
+        limits: The limits; None for those of this process.
+    """
+    limits = memory_limits() if limits is None else limits
+    known = [_of_machine("total"), *(limit.n_bytes for limit in limits)]
     return min((n for n in known if n is not None), default=None)
 
 
@@ -97,9 +113,14 @@ def read_speed() -> float:
     return parts.nbytes / best
 
 
-def available_bytes() -> int | None:
-    """Return the memory that is available without swapping, in bytes; None if unknown."""
-    known = [_of_machine("available"), *(limit.left for limit in memory_limits())]
+def available_bytes(limits: Sequence[MemoryLimit] | None = None) -> int | None:
+    """Return the memory that is available without swapping, in bytes; None if unknown.
+
+    Args:
+        limits: The limits; None for those of this process.
+    """
+    limits = memory_limits() if limits is None else limits
+    known = [_of_machine("available"), *(limit.left for limit in limits)]
     return min((n for n in known if n is not None), default=None)
 
 

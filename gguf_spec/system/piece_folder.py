@@ -27,7 +27,7 @@ import shutil
 import stat
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,8 +106,18 @@ class PieceFolder:
 
     reserve: int = 256 << 20
 
-    def __init__(self, path: Path, limit: int, kind: str = "prompts") -> None:
-        """Name the folder, which need not exist. Of `prompts` the log has warnings."""
+    def __init__(
+        self,
+        path: Path,
+        limit: int,
+        kind: str = "prompts",
+        key: Callable[[], bytes | None] = user_key,
+    ) -> None:
+        """Name the folder, which need not exist. Of `prompts` the log has warnings.
+
+        `key` returns the key of the files, or None if it cannot be kept.
+        """
+        self._find_key = key
         self._level: int = logging.WARNING if kind == "prompts" else logging.DEBUG
         self.path: Path = path
         self.limit: int = limit
@@ -117,7 +127,7 @@ class PieceFolder:
 
     def open(self) -> bool:
         """Create the folder; return whether pieces can be kept there, with a line in the log."""
-        key = user_key()
+        key = self._find_key()
         if key is None:
             self.warn("%s cannot be written, where the key of the files is.", cache_folder())
             return False

@@ -176,7 +176,7 @@ def _tick(_: Context, value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _simple(source: str) -> jinja2.Template | None:
+def simple_template(source: str) -> jinja2.Template | None:
     """Compile a template whose loops and copies are counted; None for other templates."""
     environment = make_environment(_Careful)
     environment.finalize = _shown
@@ -244,7 +244,7 @@ def render(source: str, values: Mapping[str, Any]) -> str:
         raise TemplateFailure(what) from error
     most = MAX_OUTPUT + len(text)
     is_small = len(source) <= _SMALL_SOURCE and len(text) <= _SMALL_VALUES
-    template = _simple(source) if is_small else None
+    template = simple_template(source) if is_small else None
     if template:
         _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
         try:

@@ -165,7 +165,6 @@ def costs_of(world):
 def run(trace, known, world, n=96, seed=0):
     """Return the seconds of one adaptive request, without those in which the target reads."""
     clock = sim.Clock()
-    controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
     if world.filled:
         rng = np.random.default_rng(world.filled)
         trace = SimpleNamespace(**vars(trace))
@@ -181,7 +180,9 @@ def run(trace, known, world, n=96, seed=0):
     if world.search_s:
         text = Searching()
         text.clock, text.search_s = clock, world.search_s
-    drafter = controller.DraftController(target, [text, RetryDrafter()], model, known, n)
+    drafter = controller.DraftController(
+        target, [text, RetryDrafter()], model, known, n, clock=clock.perf_counter
+    )
     read_prompt(target, drafter, trace.prompt, K_MAX, lambda: False)
     read_s = target.true_s
     chain = Sampler(Sampling(temperature=0.0), SeededRng(0))
@@ -529,7 +530,7 @@ MECHANISMS = {
     "text beside the model": lambda p: p.edit(U, "next_pays", ("first_s, each_s, by_text)", "first_s, each_s, 0.0)")),
     "learning the text's own token": lambda p: p.edit(C, "_learn_step", ("if step.by_text:", "if False:")),
     "throughput as price": lambda p: p.edit(C, "_begin_round", ("self._tokens / self._seconds if self._seconds and is_alone else 0.0", "0.0")),
-    "replays": lambda p: p.set(C, "_replay", lambda *_: ((), 0)),
+    "replays": lambda p: p.set(C, "replay", lambda *_: ((), 0)),
     "time of Python, a token": lambda p: p.edit(C, "_learn_times", ("self.known.per_token.learn(python_s / n_tokens)", "pass")),
     "looking ahead": lambda p: p.set(draft_length, "_FORESIGHT", 1),
     "least reach": lambda p: (p.set(draft_length, "LEAST_REACH", 0.0), p.set(controller, "LEAST_REACH", 0.0)),

@@ -9,7 +9,6 @@ All requests begin at the same moment. Reading by the target takes no time; read
 
 import argparse
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import simulate_controller as alone
@@ -98,13 +97,12 @@ class Batch:
 
     def __init__(self, ats, costs, known, n=96, setting=None):
         self.clock = clock = Clock()
-        controller.time = scheduler.time = SimpleNamespace(perf_counter=clock.perf_counter)
         traces = [alone.traces()[at] for at in ats]
         who, k = setting or ("auto", K_MAX)
         sides = []
         for table, base in zip(COSTS[costs], (known.target, known.draft), strict=True):
             slots = [RecordedSlot(trace, None, clock) for trace in traces]
-            sides.append(Side(RecordedSlots(slots, costing(table), clock, base is known.target), base))  # fmt: skip
+            sides.append(Side(RecordedSlots(slots, costing(table), clock, base is known.target), base, clock.perf_counter))  # fmt: skip
         pairs = [
             SlotPair(*both)
             for both in zip(*(side.context.sequences for side in sides), strict=True)
@@ -121,7 +119,14 @@ class Batch:
         model = ModelDrafter(pair.draft, alone.RecordedGuess(trace), V) if who != "ngram" else None
         texts = [] if who == "model" else [NgramDrafter(), RetryDrafter()]
         drafter = controller.DraftController(
-            pair.target, texts, model, known, n, setting is not None, batches=pair.batches
+            pair.target,
+            texts,
+            model,
+            known,
+            n,
+            setting is not None,
+            batches=pair.batches,
+            clock=self.clock.perf_counter,
         )
         read_prompt(pair.target, drafter, trace.prompt, k, lambda: False)
         chain = Sampler(Sampling(temperature=0.0), SeededRng(0))

@@ -239,7 +239,6 @@ class Run:
         self, trace, costs, known, n=96, setting=None, useless=False, who="auto", **options
     ):
         clock = Clock()
-        controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
         target_s, draft_s = (costing(table) for table in COSTS[costs])
         self.target, self.draft = (
             RecordedModel(trace, target_s, clock),
@@ -251,7 +250,14 @@ class Run:
         )
         texts = [] if who == "model" else [NgramDrafter(), RetryDrafter()]
         self.drafter = controller.DraftController(
-            self.target, texts, model, known, n, setting is not None, **options
+            self.target,
+            texts,
+            model,
+            known,
+            n,
+            setting is not None,
+            clock=clock.perf_counter,
+            **options,
         )
         read_prompt(self.target, self.drafter, trace.prompt, k, lambda: False)
         self.prompt_s, self.rounds = self.draft.busy_s, []
@@ -414,12 +420,11 @@ def answer(trace, costs, known, store=None):
     """Return how many times as fast as plain decoding an answer is, with its drafted and accepted tokens."""
     clock = Clock()
     clock.step_s = SEARCH_S / 3  # such a round reads the clock three times
-    controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
     cost, n = costing(CHAT_COSTS[costs]), len(trace.tokens)
     target = RecordedAnswer(trace, cost, clock)
     texts = [NgramDrafter(), RetryDrafter(), *([StoreDrafter(store)] if store else [])]
     known.chances.add({one.name: one.priors for one in texts})
-    drafter = controller.DraftController(target, texts, None, known, n)
+    drafter = controller.DraftController(target, texts, None, known, n, clock=clock.perf_counter)
 
     def recorded(draft, rows):
         new, at = [], len(rows.history(0)) - len(trace.prompt)

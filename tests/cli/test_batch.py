@@ -69,7 +69,7 @@ def test_given_options_apply_to_lines_of_openai(batch, work, tmp_path):
 
 @pytest.mark.parametrize("flags", [(), ("-q",)])
 def test_a_pipe_is_told_how_far_it_is(batch, work, tmp_path, monkeypatch, flags):
-    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    monkeypatch.setattr(output, "LINE_S", 0.0)
     write(tmp_path / "in.jsonl", [{"prompt": "a"}] * 3)
     done = batch("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-n", "4", *flags)
     assert (b" of 3 lines, " in done.stderr.splitlines()[0]) if not flags else (done.stderr == b"")

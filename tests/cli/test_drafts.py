@@ -55,13 +55,13 @@ def test_a_table_of_what_fits_and_what_does_not(run, home):
 
 def test_the_models_for_tests_draft_for_no_other_family(run, monkeypatch):
     """Seen with Qwen2.5-Coder: "tales 1.17 ... used after gguf-spec tune -d tales"."""
-    judge = draft_search._judge
+    judge = draft_search.judged_draft
 
     def translated(load, name, *rest):
         one = judge(load, name, *rest)
         return replace(one, translated=True) if name in ("tales", "other.gguf") else one
 
-    monkeypatch.setattr(draft_search, "_judge", translated)
+    monkeypatch.setattr(draft_search, "judged_draft", translated)
     shown = run("models", "drafts", "./big.gguf", "--json").stdout
     names = [one["name"] for one in json.loads(shown)["drafts"]]
     assert "tales" not in names and "other.gguf" in names

@@ -357,15 +357,15 @@ def test_a_model_sees_the_other_files(edit, tmp_path):
 
 
 def test_if_a_file_cannot_be_written_the_others_have_their_old_text(two):
-    from gguf_spec.cli.edit import _Change, _written
+    from gguf_spec.cli.edit import Change, write_changes
     from gguf_spec.cli.text_file import TextFile
     from gguf_spec.errors import GgufSpecError
 
     old = [one.read_bytes() for one in two]
-    done = [_Change(TextFile(one), None, {}, b"", "new\n") for one in two]
+    done = [Change(TextFile(one), None, {}, b"", "new\n") for one in two]
     two[1].write_bytes(b"changed by another program\n")
     with pytest.raises(GgufSpecError, match="another program has changed"):
-        _written(done, None)
+        write_changes(done, None)
     assert [one.read_bytes() for one in two] == [old[0], b"changed by another program\n"]
 
 
@@ -390,14 +390,13 @@ def test_an_undo_finds_the_change_that_was_written(tmp_path, monkeypatch):
     Undo().keep(path.resolve(), b"new\n", b"never written\n")
     Undo().restore(path)
     assert path.read_bytes() == b"old\n"
-    monkeypatch.setattr("time.time_ns", lambda: 1)  # the clock was set back
-    Undo().restore(path)
+    Undo(now=lambda: 1).restore(path)  # the clock was set back
     assert path.read_bytes() == b"new\n"
-    Undo().restore(path)
+    Undo(now=lambda: 1).restore(path)
     assert path.read_bytes() == b"old\n"
-    monkeypatch.setattr("gguf_spec.cli.text_file._MOST_KEPT", 2)
+    assert len(Undo().entries()) == 5, "each has a name of its own"
     (Undo().folder / f"{5:020}.text").write_bytes(b"of a killed process")
-    Undo().restore(path)
+    Undo(most=2, now=lambda: 1).restore(path)
     assert len(list(Undo().folder.iterdir())) == 4
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -675,8 +674,7 @@ def test_the_patch_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
     from gguf_spec.cli import text_file
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(text_file, "_MOST_KEPT", 3)
-    undo = text_file.Undo()
+    undo = text_file.Undo(most=3)
     for i in range(6):
         path = undo.keep_patch(f"{i}", b"x")
         assert path.exists()

@@ -82,12 +82,12 @@ def test_the_menu_is_for_terminals_only(monkeypatch):
         one = SimpleNamespace(isatty=lambda is_terminal=is_terminal: is_terminal)
         found = SimpleNamespace(argv=["gguf-spec", *typed], stdin=one, stdout=one, exit=sys.exit)
         monkeypatch.setattr(cli, "sys", found)
-        assert cli._words() == words
+        assert cli.words() == words
     monkeypatch.setattr(run, "menu", lambda: None)
     one = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(
         cli, "sys", SimpleNamespace(argv=["x"], stdin=one, stdout=one, exit=sys.exit)
     )
     with pytest.raises(SystemExit) as caught:
-        cli._words()
+        cli.words()
     assert caught.value.code == 0

@@ -180,10 +180,10 @@ def test_an_edited_file_and_its_undo(disk, monkeypatch):
         assert number in (n - 1, n), (number, n)
         seen.add(number)
         if number:
-            entry = [one for one in Undo()._entries() if one["text"].read_text().startswith(f"{number - 1} ")]  # fmt: skip
+            entry = [one for one in Undo().entries() if one["text"].read_text().startswith(f"{number - 1} ")]  # fmt: skip
             assert len(entry) == 1
             entry[0]["path"] = str((folder / "notes.txt").resolve())
-            monkeypatch.setattr(Undo, "_entries", lambda self, entry=entry: entry)
+            monkeypatch.setattr(Undo, "entries", lambda self, entry=entry: entry)
             Undo().restore(folder / "notes.txt")
             assert (folder / "notes.txt").read_text() == f"{number - 1} " * 9000
             monkeypatch.undo()

@@ -385,7 +385,7 @@ def test_the_file_can_be_read_by_its_owner_only(server, tmp_path):
 
 def test_the_facts_of_a_server_are_those_of_its_model(llm, server):
     """They cross the wall with their types, and nothing is loaded for them."""
-    (own,) = server.app._pool.loaded_llms()
+    (own,) = server.app.pool.loaded_llms()
     here = own.engine.facts
     there = running.unpack(json.loads(json.dumps(running.pack(here))))
     assert there == here and [*map(type, vars(there).values())] == [*map(type, vars(here).values())]

@@ -75,13 +75,13 @@ def settings(hub, home, tmp_path):
 def timed(monkeypatch):
     """The share of the time that is measured, as a list with one item."""
     share = [0.7]
-    real = trimmed_drafts._time_share
+    real = trimmed_drafts.time_share
 
     def time_share(*args):
         assert real(*args) > 0
         return share[0]
 
-    monkeypatch.setattr(trimmed_drafts, "_time_share", time_share)
+    monkeypatch.setattr(trimmed_drafts, "time_share", time_share)
     return share
 
 
@@ -296,7 +296,7 @@ def test_a_killed_pull_leaves_nothing_that_is_used(run, home, settings, monkeypa
     leftover.write_bytes(b"half")
     assert chosen(settings) == "small.gguf"
     monkeypatch.undo()
-    with mock.patch.object(trimmed_drafts, "_time_share", return_value=0.7):
+    with mock.patch.object(trimmed_drafts, "time_share", return_value=0.7):
         assert run("pull", "big").stderr.endswith(SAID)
     assert not leftover.exists()
     assert chosen(settings) == copy.name

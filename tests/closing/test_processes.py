@@ -59,7 +59,7 @@ def test_a_forked_child_gets_an_error_or_a_model_of_its_own(case, n):
 @needs_fork
 def test_openmp_after_a_fork_is_an_error(monkeypatch):
     """Its threads are lost; a pass would wait for them for ever."""
-    monkeypatch.setattr(native, "_users", {1})
+    monkeypatch.setattr(native, "users", {1})
     monkeypatch.setattr(native.C, "llama_print_system_info", lambda: b"CPU : OPENMP = 1 | ")
     with pytest.raises(ForkedError, match="OpenMP") as raised:
         native.Native()
@@ -83,13 +83,13 @@ def test_only_calls_of_other_threads_are_waited_for():
     seen = []
 
     def count():
-        seen.append(len(native._long_calls))
+        seen.append(len(native.long_calls))
 
     native.long_call(count)
     thread = threading.Thread(target=native.long_call, args=(count,))
     thread.start()
     thread.join()
-    assert (seen, native._long_calls) == ([0, 1], set())
+    assert (seen, native.long_calls) == ([0, 1], set())
 
 
 ENDS_IN_A_PASS = """

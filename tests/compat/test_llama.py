@@ -42,6 +42,11 @@ WEATHER = {
 }  # fmt: skip
 
 
+def llm_of(llama):
+    """The LLM behind the classes of llama-cpp-python."""
+    return llama._llm
+
+
 def shape(value):
     """Return what a response looks like: keys, and types of values."""
     if isinstance(value, dict):
@@ -165,7 +170,7 @@ def test_a_context_of_zero_is_what_the_model_was_trained_for(pair):
         verbose=False,
     )
     assert llama.n_ctx() == llama.context_params.n_ctx == 2048
-    with llama._llm.models() as (target, _):
+    with llm_of(llama).models() as (target, _):
         options = target.options
     assert (options.kv_type, options.flash_attention, options.threads) == ("q8_0", "on", 1)
     llama.close()
@@ -180,7 +185,7 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_the_draft_is_used(pair):
     fixed = Speculation(k=4, adaptive=False, drafter="model")
     llama = Llama(pair[0], draft_model_path=pair[1], speculation=fixed, n_threads=1, verbose=False)
-    with llama._llm.stream("Once upon a time") as stream:
+    with llm_of(llama).stream("Once upon a time") as stream:
         assert sum(chunk.n_accepted for chunk in stream) > 0
     llama.close()
 
@@ -189,8 +194,8 @@ def test_the_draft_is_used(pair):
 def test_prompt_lookup_of_llama_cpp_python_drafts_from_the_text(pair):
     lookup = LlamaPromptLookupDecoding(num_pred_tokens=10)
     with contextlib.closing(Llama(pair[0], draft_model=lookup, n_threads=1, verbose=False)) as one:
-        assert one._llm.draft_name is None
-        assert one._llm.speculation.k > 0
+        assert llm_of(one).draft_name is None
+        assert llm_of(one).speculation.k > 0
 
 
 @pytest.mark.parametrize(
@@ -583,11 +588,11 @@ def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
 
     stream = ours(PROMPTS[0], stream=True, temperature=0.8, max_tokens=0)
     next(stream)
-    assert ours._llm.engine.queue.first
+    assert llm_of(ours).engine.queue.first
     del stream
     gc.collect()
-    ours._llm.snapshot()  # it waits for the turn
-    assert ours._llm.engine.queue.first is None
+    llm_of(ours).snapshot()  # it waits for the turn
+    assert llm_of(ours).engine.queue.first is None
     assert len(n) < 100
 
 
@@ -606,7 +611,7 @@ def test_close_ends_streams_and_all_else(pair):
 @pytest.mark.full
 def test_a_dropped_object_frees_its_memory(pair):
     llama = Llama(pair[0], draft_model_path=None, n_threads=1, verbose=False)
-    inner = llama._llm
+    inner = llm_of(llama)
     del llama
     gc.collect()
     with pytest.raises(ClosedError):

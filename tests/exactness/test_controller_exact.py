@@ -1,7 +1,6 @@
 """For all drafters and draft lengths the distribution is the target's, and with `coupled` the text is the plain one."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -57,9 +56,6 @@ def distribution_of(
 
     def run(rng):
         clock = Clock()
-        monkeypatch.setattr(
-            controller_module, "time", SimpleNamespace(perf_counter=clock.perf_counter)
-        )
         target, draft = (
             FakeModel(table, cost=cost, clock=clock),
             FakeModel(draft_table, cost=lambda n, n_past: 0.05 * n, clock=clock),
@@ -70,7 +66,12 @@ def distribution_of(
             [NgramDrafter(), RetryDrafter()],
         )
         controller = DraftController(
-            target, texts if by_text else [], model if by_model else None, known(), 50
+            target,
+            texts if by_text else [],
+            model if by_model else None,
+            known(),
+            50,
+            clock=clock.perf_counter,
         )
         tokens = list(prompt)
         while len(tokens) < len(prompt) + N:

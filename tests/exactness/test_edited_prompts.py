@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.gguf.architectures import architecture
-from gguf_spec.llama import recurrent_state
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.memory import needs, state_bytes
 from gguf_spec.llama.options import ContextOptions
@@ -61,6 +60,7 @@ def check_every_edit(path, grid, n, n_most):
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
     warm, cold = (Context(path, options).sequences[0] for _ in range(2))
     for model in (warm, cold):
+        model.recurrent.spacing = 16
         model.context.reads_at_once, model.context.exactness = (
             16,
             replace(model.exactness, grid=grid),
@@ -88,19 +88,18 @@ def check_every_edit(path, grid, n, n_most):
 @pytest.mark.full
 @pytest.mark.parametrize("grid", [0, 16])
 @pytest.mark.parametrize("name", ["qwen35", "lfm2"])
-def test_every_position_of_an_edit(folder, name, grid, monkeypatch):
+def test_every_position_of_an_edit(folder, name, grid):
     """With checkpoints every 16 tokens."""
-    monkeypatch.setattr(recurrent_state, "SPACING", 16)
     check_every_edit(folder / f"{name}.gguf", grid, 64, 2)
 
 
-def test_checkpoints_lie_on_the_grid(folder, monkeypatch):
+def test_checkpoints_lie_on_the_grid(folder):
     """A prompt that rolls back to another position would be read from its start."""
-    monkeypatch.setattr(recurrent_state, "SPACING", 4)
     model = Context(
         folder / "lfm2.gguf", ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
     ).sequences[0]
     model.context.reads_at_once, model.recurrent.limit = 16, 1 << 20
+    model.recurrent.spacing = 4
     model.context.exactness = replace(model.exactness, grid=16)
     model.read(TOKENS[0][:36])
     model.read(TOKENS[0][36:60])
@@ -111,8 +110,7 @@ def test_checkpoints_lie_on_the_grid(folder, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", RECURRENT)
-def test_every_position_of_an_edit_for_all_architectures(folder, name, monkeypatch):
-    monkeypatch.setattr(recurrent_state, "SPACING", 16)
+def test_every_position_of_an_edit_for_all_architectures(folder, name):
     check_every_edit(folder / f"{name}.gguf", 0, 100, 4)
 
 

@@ -36,8 +36,8 @@ def header(*types, output=F32):
 def use(monkeypatch):
     """Sets the kernels of this process; the own ones take attention with an f16 cache."""
     monkeypatch.setattr(own_kernels.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(own_kernels, "_library_takes", lambda *size: size == (32, 32, 1))
-    return lambda name: monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels(name)])
+    monkeypatch.setattr(own_kernels, "library_takes", lambda *size: size == (32, 32, 1))
+    return lambda name: monkeypatch.setattr(own_kernels, "decided", [own_kernels.Kernels(name)])
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def test_a_state_that_llama_cpp_refuses(tmp_path, monkeypatch):
 
 def test_what_a_program_of_another_form_wrote(tmp_path, monkeypatch):
     """The hash is right, but what the file says of its state is not that of this one."""
-    monkeypatch.setattr(of_runtime._Chain, "_write", _write_nonsense(of_runtime._Chain._write))
+    monkeypatch.setattr(of_runtime.Chain, "_write", _write_nonsense(of_runtime.Chain._write))
     expected = kept_text(tmp_path)
     monkeypatch.undo()
     assert n_used(tmp_path, expected) == 0
@@ -347,7 +347,7 @@ def _write_nonsense(write):
 def test_a_disk_that_is_slower_than_reading(tmp_path, monkeypatch):
     """No piece is read after the time in which the text is read."""
     expected = kept_text(tmp_path)
-    monkeypatch.setattr(of_runtime._Chain, "load", _late(of_runtime._Chain.load))
+    monkeypatch.setattr(of_runtime.Chain, "load", _late(of_runtime.Chain.load))
     assert n_used(tmp_path, expected) == 0
 
 
@@ -437,7 +437,7 @@ def test_off_by_default(tmp_path, monkeypatch):
 def test_what_copies_for_longer_than_it_saves_is_kept_at_the_end_only(tmp_path, monkeypatch):
     expected = None
     with load(tmp_path) as llm:
-        monkeypatch.setattr(type(llm.engine.kept), "_pays", lambda *_, **__: False)
+        monkeypatch.setattr(type(llm.engine.kept), "pays", lambda *_, **__: False)
         expected = answer(llm, WHOLE)[0]
         llm.engine.kept.disk.flush()
         assert not files(tmp_path)

@@ -238,10 +238,10 @@ def test_the_other_rules_are_reproducible(tales, accept):
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_draft_from_the_text_may_leave_the_grammar(tales, accept, monkeypatch):
     """The text continues with a word that the grammar forbids, and the draft model predicts what follows it."""
-    best_text = DraftController._best_text
+    best_text = DraftController.best_text
     monkeypatch.setattr(
         DraftController,
-        "_best_text",
+        "best_text",
         lambda self: (None, 0.0) if self._round.steps else (best_text(self)[0], 1.0),
     )
     grammar = 'root ::= (" cat" (" cow" | " hen"))+'

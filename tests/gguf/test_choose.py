@@ -128,9 +128,11 @@ def test_messages_and_asyncio(tales):
 
 
 def test_options_share_passes_behind_one_prompt(tales, monkeypatch):
-    passes, decode = [], embedder._decode
+    passes, decode = [], embedder.decode_parts
     monkeypatch.setattr(
-        embedder, "_decode", lambda native, parts: (passes.append(parts), decode(native, parts))
+        embedder,
+        "decode_parts",
+        lambda native, parts: (passes.append(parts), decode(native, parts)),
     )
     tales.choose(PROMPT * 20, [f" {one} girl" for one in ("a", "the", "my", "our", "no") * 6])
     own = [parts for parts in passes if parts[0].sequence]
@@ -160,7 +162,7 @@ def test_options_share_passes_behind_one_prompt(tales, monkeypatch):
 )
 def test_errors_before_any_pass(tales, monkeypatch, prompt, options, kind):
     with monkeypatch.context() as patch, pytest.raises(kind):
-        patch.setattr(embedder, "_decode", None)
+        patch.setattr(embedder, "decode_parts", None)
         tales.choose(prompt, options)
 
 

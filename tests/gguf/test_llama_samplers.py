@@ -41,10 +41,10 @@ def row(n, seed, scale=3.0):
 def test_the_memory_is_laid_out_as_llama_cpp_expects():
     fields = {name: getattr(C.llama_token_data, name) for name, _ in C.llama_token_data._fields_}
     ours = {
-        name: (offset, kind.itemsize) for name, (kind, offset) in samplers._CANDIDATE.fields.items()
+        name: (offset, kind.itemsize) for name, (kind, offset) in samplers.CANDIDATE.fields.items()
     }
     assert ours == {name: (field.offset, field.size) for name, field in fields.items()}
-    assert samplers._CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
+    assert samplers.CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
 
 
 # ---- typical-p
@@ -136,7 +136,7 @@ def test_the_coin_of_xtc_is_what_llama_cpp_draws(probability):
     """With 32 bits of a position as the seed; the last number is no seed there, so it is taken for 0."""
     source, row = SeededRng(4), np.array([0.0, 0.1])
     ours = [source.coin(i) <= probability if probability else False for i in range(1000)]
-    seeds = [int(source._keys(i)[4]) for i in range(1000)]
+    seeds = [int(source.keys_at(i)[4]) for i in range(1000)]
     theirs = [
         len(applied(C.llama_sampler_init_xtc(probability, 0.1, 1, seed), row)) == 1
         for seed in seeds
@@ -379,7 +379,7 @@ def test_closing(gguf_dir):
 
 def applied(native, logits, history=()):
     """Return what a native sampler leaves of the vocabulary after a history; frees the sampler."""
-    candidates = np.zeros(len(logits), samplers._CANDIDATE)
+    candidates = np.zeros(len(logits), samplers.CANDIDATE)
     candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
     array = C.llama_token_data_array(
         ctypes.cast(candidates.ctypes.data, C.llama_token_data_p), len(logits), -1, False

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama import weights
 from gguf_spec.llama.weights import Tokenizer, safe_cuts
 from gguf_spec.models import find
 from tests.gguf.test_other_tokenizer import spm
@@ -67,7 +66,7 @@ def test_the_parts_have_the_tokens_of_the_complete_text():
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["BPE", "BPE, EOS added", "SPM", "SPM with a space before"])
-def test_llama_cpp_finds_the_same_tokens(kind, tmp_path, monkeypatch):
+def test_llama_cpp_finds_the_same_tokens(kind, tmp_path):
     if "BPE" in kind:
         tokens = [*tiny.TOKENS[:-3], *USERS, *tiny.TOKENS[-3:]]
         kinds = [1] * (len(tiny.TOKENS) - 3) + [4] * len(USERS) + [3] * 3
@@ -82,10 +81,9 @@ def test_llama_cpp_finds_the_same_tokens(kind, tmp_path, monkeypatch):
         )
     else:
         path = spm(tmp_path / "a.gguf", kind != "SPM")
-    monkeypatch.setattr(weights, "_LONG", 0)
-    monkeypatch.setattr(weights, "_PART", 8)
     rng, n_cuts = random.Random(5), 0
     with Tokenizer(ModelFile(path)) as tokenizer:
+        tokenizer.long_bytes, tokenizer.part_bytes = 0, 8
         for i in range(2000):
             special, start = i % 2 == 0, i % 3 < 2
             text = "".join(rng.choices(PIECES, k=25)).encode()
@@ -110,4 +108,4 @@ def test_many_special_tokens_do_not_reach_llama_cpp_at_once(monkeypatch):
             tokenizer.tokenize(text[:52_000], special=True) == ids[: len(ids) * 52_000 // len(text)]
         )
     assert sum(lengths[:-1]) == len(text)
-    assert max(lengths[:-1]) < 2 * weights._PART
+    assert max(lengths[:-1]) < 2 * Tokenizer.part_bytes

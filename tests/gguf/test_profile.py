@@ -39,7 +39,7 @@ def load(**options):
 
 @pytest.mark.full
 def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured, monkeypatch):
-    monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
+    monkeypatch.setattr(profiler, "STEADY", 1e9)  # whatever else runs
     with load() as llm:
         llm.measure()
         first = llm.profile
@@ -162,7 +162,7 @@ def test_load_reports_that_it_measures_once(tmp_path, monkeypatch):
     """Where the kernels promise nothing, such as on a GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(profile_files, "can_learn", lambda _: False)
-    monkeypatch.setattr("gguf_spec.speculative.profiler._STEADY", float("inf"))  # on a busy machine
+    monkeypatch.setattr("gguf_spec.speculative.profiler.STEADY", float("inf"))  # on a busy machine
     seen = []
     for _ in range(2):
         gguf_spec.load(
@@ -302,7 +302,7 @@ def test_costs_that_are_wanted_whole_are_measured(cache, measured):
 @pytest.mark.full
 def test_several_requests_at_once_have_measured_costs(cache, measured, monkeypatch):
     """Their number and their turns follow these; shared passes would never show them."""
-    monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
+    monkeypatch.setattr(profiler, "STEADY", 1e9)  # whatever else runs
     with load(draft="ngram") as llm:
         llm.generate("One", Sampling(max_tokens=8, seed=1))
     assert (measured, record(cache)["seconds"]) == ([], 0)

@@ -1,6 +1,7 @@
 """The scheduler on a small real file: order, common passes, and failed passes that change no other text."""
 
 import random
+import time
 from collections import Counter
 
 import numpy as np
@@ -10,7 +11,6 @@ from gguf_spec.errors import DecodeError
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.cost_model import ALONE, BatchCosts
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support.fakes import Clock
@@ -42,11 +42,31 @@ class Costs:
         return 0.01 + self.a_token * n
 
 
-def scheduler_of(model, widest=65, costs=None):
+class Known(BatchCosts):
+    """Costs of common passes that stay as they are, whatever a pass takes on a busy machine."""
+
+    def learn(self, *_):
+        pass
+
+    learn_reading = learn
+
+
+class Fixed(Side):
+    """Moves never pay."""
+
+    def move_s(self):
+        return 1.0
+
+
+def scheduler_of(model, widest=65, costs=None, known=False, clock=time, moves=True):
+    """A scheduler; with `known` costs it learns nothing from its passes."""
     context = model.context
     context.widest = widest
     pairs = [SlotPair(slot, None) for slot in context.sequences]
-    scheduler = Scheduler(pairs, Side(context, costs or Costs()), None, max_gap=0.25)
+    side = (Side if moves else Fixed)(context, costs or Costs(), clock.perf_counter)
+    if known:
+        side.costs = Known(widest, len(pairs))
+    scheduler = Scheduler(pairs, side, None, max_gap=0.25)
     scheduler.forget()
     return scheduler
 
@@ -127,12 +147,9 @@ def test_passes_are_joined(models, passes):
     assert models[0].context.counts.n_rows - before == 40
 
 
-def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes, monkeypatch):
+def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes):
     """Of equal prompts the first is read to its end before the next begins; decoding tasks continue."""
-    monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
-    monkeypatch.setattr(BatchCosts, "learn_reading", lambda *_: None)
-    monkeypatch.setattr(scheduler_module, "time", Clock())
-    scheduler, events = scheduler_of(models[0], costs=Costs(a_token=4e-3)), []
+    scheduler, events = scheduler_of(models[0], 65, Costs(4e-3), True, Clock()), []
     first = Task(scheduler, 3, [1, 2], 12, events=events)
     while not first.rows:
         scheduler.step()
@@ -146,11 +163,9 @@ def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes,
 
 
 @pytest.mark.parametrize("a_token, piece", [(1.0, 16), (4e-3, 48), (1e-3, 149), (1e-6, 149)])
-def test_pieces_have_the_tokens_that_can_be_read_in_a_gap(models, a_token, piece, monkeypatch):
+def test_pieces_have_the_tokens_that_can_be_read_in_a_gap(models, a_token, piece):
     """A quarter of a second without the pass of the others, in blocks of 16."""
-    monkeypatch.setattr(BatchCosts, "learn_reading", lambda *_: None)
-    monkeypatch.setattr(scheduler_module, "time", Clock())
-    scheduler = scheduler_of(models[0], costs=Costs(a_token))
+    scheduler = scheduler_of(models[0], 65, Costs(a_token), True, Clock())
     first = Task(scheduler, 3, [1, 2], 12)
     while not first.rows:
         scheduler.step()
@@ -172,10 +187,9 @@ def test_prompts_of_a_single_request_are_read_in_large_passes(models):
 
 
 @pytest.mark.parametrize("a_token", [1e-6, 1e-1])
-def test_groups_of_unequal_width_keep_their_rows(models, passes, a_token, monkeypatch):
+def test_groups_of_unequal_width_keep_their_rows(models, passes, a_token):
     """Common passes where rows are cheap, separate ones where they are expensive; each task gets its own rows."""
-    monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
-    scheduler = scheduler_of(models[0], costs=Costs(a_token))
+    scheduler = scheduler_of(models[0], costs=Costs(a_token), known=True)
     tasks = [Task(scheduler, i, [1 + i, 9], 6, at_once) for i, at_once in enumerate((1, 4, 1, 3))]
     run(scheduler)
     assert all(task.is_right(models[1]) for task in tasks)
@@ -209,14 +223,10 @@ def test_a_common_pass_that_fails_once_changes_no_text(models, passes, code, at,
     assert all(task.is_right(models[1]) for task in tasks)
 
 
-def test_a_failed_pass_does_not_affect_a_task_between_passes(models, passes, monkeypatch):
+def test_a_failed_pass_does_not_affect_a_task_between_passes(models, passes):
     """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
-    monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
-    # Pieces of 48 tokens, whatever the passes take on a busy machine.
-    monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
-    monkeypatch.setattr(BatchCosts, "learn_reading", lambda *_: None)
-    monkeypatch.setattr(scheduler_module, "time", Clock())
-    scheduler = scheduler_of(models[0], costs=Costs(4e-3))
+    # Pieces of 48 tokens.
+    scheduler = scheduler_of(models[0], 65, Costs(4e-3), True, Clock(), moves=False)
     tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 2, 3)]
     while not tasks[2].rows:
         scheduler.step()
@@ -320,7 +330,6 @@ def clock(monkeypatch):
         return decode(context, parts, *more)
 
     monkeypatch.setattr(Context, "decode_sequences", decode_sequences)
-    monkeypatch.setattr(scheduler_module, "time", clock)
     return clock
 
 
@@ -346,7 +355,7 @@ class Work:
 @pytest.mark.parametrize("n_working", [1, 3])
 def test_tasks_that_compute_long_delay_the_others_by_a_share(models, clock, n_working):
     """Half of the time of the passes, and one piece; tasks read their own rows between passes of others."""
-    scheduler = scheduler_of(models[0])
+    scheduler = scheduler_of(models[0], clock=clock)
     neighbour = Task(scheduler, 0, [1, 9], 40)
     workers = [Work(clock, scheduler, i, 30, 2) for i in range(1, 1 + n_working)]
     while not neighbour.task.is_done:
@@ -365,7 +374,7 @@ def test_tasks_that_compute_long_delay_the_others_by_a_share(models, clock, n_wo
 
 def test_a_single_task_that_computes_long_yields_regularly(models, clock):
     """New requests are admitted between two steps."""
-    scheduler = scheduler_of(models[0])
+    scheduler = scheduler_of(models[0], clock=clock)
     work, n_steps = Work(clock, scheduler, 0, 100, 1), 0
     while scheduler.step():
         n_steps += 1
@@ -480,9 +489,8 @@ def test_sequences_get_consecutive_ids_when_others_end(models, passes, parked):
     assert [slot.index for slot in scheduler.target.context.sequences] == [0, 1, 2, 3]
 
 
-def test_sequences_stay_where_moves_do_not_pay(models, monkeypatch):
-    monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
-    scheduler = scheduler_of(models[0])
+def test_sequences_stay_where_moves_do_not_pay(models):
+    scheduler = scheduler_of(models[0], moves=False)
     tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 3)]
     run(scheduler)
     assert [task.slot.index for task in tasks] == [0, 3]

@@ -220,7 +220,7 @@ from gguf_spec.llama import own_kernels
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.verify import checks
-own_kernels._decided.append(own_kernels.enter("auto"))
+own_kernels.decided.append(own_kernels.enter("auto"))
 checks.long_text = lambda llm, n: n
 found = []
 for seed, path in enumerate(sys.argv[1:]):

@@ -216,7 +216,7 @@ if "refused" in sys.argv:  # Linux refuses tiles where a signal stack has no roo
     if ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None):
         print("no small stack")
         sys.exit()
-own_kernels._decided[:] = [own_kernels.enter("amx")]
+own_kernels.decided[:] = [own_kernels.enter("amx")]
 own_kernels.library().gguf_spec_kernels_tiles_from(2)
 random = np.random.default_rng(1)
 w, x = (random.standard_normal((n, 512), np.float32) for n in (40, 40))
@@ -307,7 +307,7 @@ import numpy as np
 from gguf_spec.llama import own_kernels
 from tests.kernels import graphs
 from tests.kernels.graphs import TYPES, Weights, kernels, quantized
-own_kernels._decided[:] = [own_kernels.enter("auto")]
+own_kernels.decided[:] = [own_kernels.enter("auto")]
 random, k = np.random.default_rng(1), 768
 for columns in (1, 21):
     for name, kind in TYPES.items():

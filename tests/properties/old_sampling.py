@@ -7,42 +7,46 @@ import numpy as np
 from gguf_spec.arrays import exp, total
 from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.sampling.chain import Candidates, Sampler, typical, xtc
-from gguf_spec.sampling.rng import _AT_ONCE, _FEW, _LEAST_WEIGHT, _U32, SeededRng, _hash
+from gguf_spec.sampling.rng import AT_ONCE, FEW, LEAST_WEIGHT, SeededRng, hash32
 
 
 class OldRng(SeededRng):
     def pick(self, ids, logits, temperature, position):
         """Return an index into `ids`, drawn by norm(exp(logits / temperature)), always the same for the same arguments."""
         few = (
-            self._contenders(ids, logits, temperature, position)
-            if len(ids) > _FEW
+            self.contenders(ids, logits, temperature, position)
+            if len(ids) > FEW
             else np.arange(len(ids))
         )
         scores = (logits[few].astype(np.float64) - logits.max()) / temperature
         return int(few[np.argmax(scores + self.gumbel(ids[few], position, fixed=True))])
 
-    def _contenders(self, ids, logits, temperature, position):
+    def contenders(self, ids, logits, temperature, position):
         """Return the indices of all that can win: with E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)).
 
         The first 32 bits bound u from below, in single precision; a thousandth is more than rounding can hide.
         """
-        keys, best, least = self._keys(position), logits.max(), np.empty(len(ids), dtype=np.float32)
-        for i in range(0, len(ids), _AT_ONCE):
-            part = slice(i, i + _AT_ONCE)
+        keys, best, least = (
+            self.keys_at(position),
+            logits.max(),
+            np.empty(len(ids), dtype=np.float32),
+        )
+        for i in range(0, len(ids), AT_ONCE):
+            part = slice(i, i + AT_ONCE)
             with np.errstate(over="ignore"):  # far below the best is far enough
                 weight = np.exp(
                     ((logits[part] - best) / temperature).astype(np.float32, copy=False)
                 )
-            np.maximum(weight, _LEAST_WEIGHT, out=weight)
+            np.maximum(weight, LEAST_WEIGHT, out=weight)
             np.divide(
-                _hash(ids[part].astype(_U32), keys[0], keys[1]),
+                hash32(ids[part].astype(np.uint32), keys[0], keys[1]),
                 weight,
                 out=least[part],
                 dtype=np.float32,
                 casting="same_kind",
             )
         first = least.argmin()
-        weight_of_first = max(np.exp((float(logits[first]) - best) / temperature), _LEAST_WEIGHT)
+        weight_of_first = max(np.exp((float(logits[first]) - best) / temperature), LEAST_WEIGHT)
         race = np.exp(-self.gumbel(ids[first : first + 1], position)[0]) * 2.0**32 / weight_of_first
         return np.flatnonzero(least <= race * 1.001)
 

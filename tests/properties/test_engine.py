@@ -1,7 +1,6 @@
 """Any order of prompts, rounds, cancels and closings leaves valid caches and changes no text."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gguf_spec.options import ACCEPT, DRAFTERS, HEADS, Sampling, Speculation
-from gguf_spec.speculative import controller
 from tests.support.fakes import AS_DRAFT, AS_TARGET, FakeModel, fake_llm, random_table
 
 V = 5
@@ -184,13 +182,11 @@ def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
 @pytest.mark.few(3)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("drafter", sorted({*DRAFTERS} - {*HEADS}))
-def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adaptive, monkeypatch):
+def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adaptive):
     """Without accepted drafts these tests would show nothing."""
-    monkeypatch.setattr(
-        controller, "time", SimpleNamespace(perf_counter=lambda: 0.0)
-    )  # how busy this machine is must not decide
     names = set()
     with make_llm(TABLES[0] + 0.4 * TABLES[1], n_ctx=200) as llm:
+        llm.engine.pair.clock = lambda: 0.0  # how busy this machine is must not decide
         for seed in range(6):
             sampling = Sampling(
                 temperature=0.7, top_k=0, top_p=1.0, seed=seed, ignore_eos=True, max_tokens=100

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.options import Sampling
-from gguf_spec.sampling.chain import Sampler, _descending
-from gguf_spec.sampling.rng import SeededRng, _hash, _ids_of, all_ids
+from gguf_spec.sampling.chain import Sampler, descending
+from gguf_spec.sampling.rng import SeededRng, all_ids, hash32, ids_of
 from tests.properties.old_sampling import OldRng, OldSampler
 from tests.support.sampled_rows import make_rows
 
@@ -94,7 +94,7 @@ def test_the_choice_over_a_large_vocabulary_is_the_old_one(kind, row_seed, seed,
 )
 def test_the_hash_can_be_inverted(a, b, ids):
     ids, a, b = np.array(ids, dtype=np.uint32), np.uint32(a), np.uint32(b)
-    assert (_ids_of(_hash(ids, a, b), a, b) == ids).all()
+    assert (ids_of(hash32(ids, a, b), a, b) == ids).all()
 
 
 @pytest.mark.full
@@ -103,7 +103,7 @@ def test_an_unlikely_token_with_large_noise_is_found():
     rng, n_vocab, position = SeededRng(3), 152_064, 0
     while (
         not 5
-        <= (lucky := int(_ids_of(np.zeros(1, dtype=np.uint32), *rng._keys(position)[:2])[0]))
+        <= (lucky := int(ids_of(np.zeros(1, dtype=np.uint32), *rng.keys_at(position)[:2])[0]))
         < n_vocab
     ):
         position += 1
@@ -122,14 +122,14 @@ def test_descending_is_a_stable_sort(n):
         np.round(np.random.default_rng(n).normal(size=n) * 50).astype(np.float32).astype(np.float64)
     )
     values[::7] = -0.0
-    assert (_descending(values) == np.argsort(-values, kind="stable")).all()
+    assert (descending(values) == np.argsort(-values, kind="stable")).all()
     for at, beside in (
         (-1, 1e-12),
         (0, -1e-12),
     ):  # no single-precision numbers: the last goes before its equals, the first behind them
         off = values.copy()
         off[at] += beside
-        assert (_descending(off) == np.argsort(-off, kind="stable")).all()
+        assert (descending(off) == np.argsort(-off, kind="stable")).all()
 
 
 def test_descending_tells_neighbouring_numbers_apart():
@@ -140,4 +140,4 @@ def test_descending_tells_neighbouring_numbers_apart():
     above = np.nextafter(few, np.float32(np.inf))
     for pair in ([few, above], [above, few]):
         values = np.concatenate(pair).astype(np.float64)
-        assert (_descending(values) == np.argsort(-values, kind="stable")).all()
+        assert (descending(values) == np.argsort(-values, kind="stable")).all()

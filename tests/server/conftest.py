@@ -26,6 +26,11 @@ class Limited(Settings):
     limits: Limits = LIMITS
 
 
+def connections_of(server):
+    """The open connections of a server."""
+    return server._uvicorn.server_state.connections
+
+
 def serve_limited(llm, limits, **settings):
     """Return a running server with limits that a test chooses."""
     return Server(llm, Limited(limits=limits, **settings))

@@ -18,7 +18,7 @@ from gguf_spec.server import Settings, connections, serve_in_thread
 from gguf_spec.server.connections import Connection, most_connections
 from gguf_spec.server.settings import LIMITS, Limits
 from gguf_spec.server.uploads import BodyReader
-from tests.server.conftest import ask, ask_text, serve_limited, until
+from tests.server.conftest import ask, ask_text, connections_of, serve_limited, until
 
 HEAD_S = LIMITS.head_s
 FEW = Limits(connections=8)  # four of one address
@@ -37,7 +37,7 @@ def test_connections_that_send_nothing(tales):
         assert ask(server).status == 200
         assert ask_text(server).status == 200
         assert silent[0].recv(1) == b""  # it gave its place to a later one
-        assert len(server._uvicorn.server_state.connections) <= 6
+        assert len(connections_of(server)) <= 6
 
 
 def test_connections_that_all_wait_for_answers(endless):
@@ -46,7 +46,7 @@ def test_connections_that_all_wait_for_answers(endless):
         for _ in range(4):
             one = stack.enter_context(connect(server))
             one.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        first = server._uvicorn.server_state.connections
+        first = connections_of(server)
         while sum(not one.is_idle for one in [*first]) < 4:
             time.sleep(0.01)
         reply = ask_text(server)
@@ -172,8 +172,8 @@ def test_each_answer_begins_the_time_again(tales):
     with serve_in_thread(tales) as server:
         one = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
         one.connect()
-        until(lambda: server._uvicorn.server_state.connections)
-        (there,) = server._uvicorn.server_state.connections
+        until(lambda: connections_of(server))
+        (there,) = connections_of(server)
         began_s = there.since
         one.request("GET", "/health")
         assert one.getresponse().read()
@@ -255,7 +255,7 @@ def test_the_connection_that_has_waited_longest_gives_its_place(tales):
     """The others stay, also those that came later."""
     with serve_limited(tales, FEW) as server, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(server)) for _ in range(4)]
-        until(lambda: len(server._uvicorn.server_state.connections) == 4)
+        until(lambda: len(connections_of(server)) == 4)
         assert ask(server).status == 200  # it takes the place of the first one
         assert silent[0].recv(1) == b""
         for one in silent[2:]:

@@ -38,7 +38,15 @@ from gguf_spec.server.model_pool import ServedModel
 from gguf_spec.server.settings import Limits
 from gguf_spec.server.streams import AnswerStream
 from gguf_spec.server.worker import Pace
-from tests.server.conftest import ask, ask_chat, ask_text, infill_model, serve_limited, until
+from tests.server.conftest import (
+    ask,
+    ask_chat,
+    ask_text,
+    connections_of,
+    infill_model,
+    serve_limited,
+    until,
+)
 from tests.server.test_load import LONG, busy, connect, n_waiting
 from tests.server.test_model_pool import WORDS, n_ctx
 from tests.server.test_parallel import PLAIN, letters, opened  # noqa: F401
@@ -181,7 +189,7 @@ def test_a_choice_without_a_token_beside_one_that_has_some_is_empty():
 def test_no_time_limit(chats, timeout):
     settings = Settings(timeout=timeout)
     assert settings.limit_s is None and 0 < settings.patience_s < float("inf")
-    llm = chats.app._pool.loaded(chats.app._pool.default).llm
+    llm = chats.app.pool.loaded(chats.app.pool.default).llm
     with serve_in_thread(llm, timeout=timeout) as server:
         assert ask_text(server).status == 200
         assert ask_text(server, stream=True).status == 200
@@ -479,7 +487,7 @@ def test_a_backlog_of_events_is_written_in_parts():
 def test_a_closed_connection_ends_the_wait_for_an_edit(server, monkeypatch):
     """An edit that waits for others in the child process is not begun for a client that has left."""
     begun, goes_on, calls = threading.Event(), threading.Event(), []
-    real = server.app._helper.call
+    real = server.app.helper.call
 
     def call(*given):
         calls.append(given)
@@ -487,19 +495,19 @@ def test_a_closed_connection_ends_the_wait_for_an_edit(server, monkeypatch):
         assert goes_on.wait(180)
         return real(*given)
 
-    monkeypatch.setattr(server.app._helper, "call", call)
+    monkeypatch.setattr(server.app.helper, "call", call)
     body = {"text": "a = 1\n", "instruction": "rename a to b", "name": "a.py"}
     with ThreadPoolExecutor(1) as clients:
         first = clients.submit(ask, server, "POST", "/v1/edit", body)
         assert begun.wait(180)
         other = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
         other.request("POST", "/v1/edit", json.dumps(body))
-        until(lambda: server.app._helping._waiters)
+        until(lambda: server.app.helping._waiters)
         other.close()
-        until(lambda: len(server._uvicorn.server_state.connections) <= 2)
+        until(lambda: len(connections_of(server)) <= 2)
         goes_on.set()
         assert first.result().json()["text"] == "b = 1\n"
-    until(lambda: not server.app._helping.locked())
+    until(lambda: not server.app.helping.locked())
     assert len(calls) == 1
 
 

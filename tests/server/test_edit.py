@@ -91,14 +91,14 @@ def hasty(tales):
 def test_a_text_that_takes_too_long_is_cut_off(hasty, monkeypatch):
     """Others are answered meanwhile, and the next edit, too."""
     server = hasty
-    begun, replies, real = threading.Event(), [], server.app._helper.call
+    begun, replies, real = threading.Event(), [], server.app.helper.call
 
     def call(seconds, *given):
         begun.set()
         return real(seconds, *given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.app._helper, "call", call)
+        patched.setattr(server.app.helper, "call", call)
         patched.setattr(route, "_planned", for_ever)
         thread = threading.Thread(target=lambda: replies.append(edit(server, instruction="x")))
         thread.start()

@@ -191,14 +191,14 @@ def test_beside_chats(several, vectors):
 @pytest.fixture
 def slow(files, monkeypatch):
     """A server whose passes wait for an event, and the events: a pass runs, it may end."""
-    running, may_end, real = threading.Event(), threading.Event(), Embedder._pass
+    running, may_end, real = threading.Event(), threading.Event(), Embedder.rows_of
 
     def waiting(self, native, group):
         running.set()
         assert may_end.wait(180)
         return real(self, native, group)
 
-    monkeypatch.setattr(Embedder, "_pass", waiting)
+    monkeypatch.setattr(Embedder, "rows_of", waiting)
     with (
         gguf_spec.load(files / "bert.gguf", threads=1) as llm,
         serve_in_thread(llm, queue=1, timeout=600) as server,
@@ -287,20 +287,22 @@ def test_the_queue_has_a_limit(slow):
 
 
 def test_the_time_has_a_limit(files, monkeypatch):
-    real = Embedder._pass
+    real = Embedder.rows_of
     with (
         gguf_spec.load(files / "bert.gguf", threads=1) as llm,
         serve_in_thread(llm, timeout=0.2) as server,
     ):
         may_end = threading.Event()
-        monkeypatch.setattr(Embedder, "_pass", lambda *given: (may_end.wait(0.3), real(*given))[1])
+        monkeypatch.setattr(
+            Embedder, "rows_of", lambda *given: (may_end.wait(0.3), real(*given))[1]
+        )
         reply = embed(server, input=["sun"] * 600)
         assert (reply.status, reply.code) == (503, "timeout")
 
 
 def test_the_time_in_the_queue_counts(files, monkeypatch):
-    may_end, real = threading.Event(), Embedder._pass
-    monkeypatch.setattr(Embedder, "_pass", lambda *given: (may_end.wait(180), real(*given))[1])
+    may_end, real = threading.Event(), Embedder.rows_of
+    monkeypatch.setattr(Embedder, "rows_of", lambda *given: (may_end.wait(180), real(*given))[1])
     with (
         gguf_spec.load(files / "bert.gguf", threads=1) as llm,
         serve_in_thread(llm, timeout=0.5) as server,

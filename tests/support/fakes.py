@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,7 +61,7 @@ AS_TARGET, AS_DRAFT = (
 
 
 class Clock:
-    """Simulated time of fake models; replaces the module `time` in `speculative.controller`."""
+    """Simulated time of fake models; `perf_counter` is the clock of a pair."""
 
     def __init__(self):
         self.now = 0.0
@@ -318,9 +319,10 @@ def drafting(target, draft, guess, n_vocab):
     )
 
 
-def fake_llm(target, draft, speculation, measure=None):
-    """An LLM over fake models."""
-    return LLM("fake", ModelPair(target, draft, measure), prompt="text", speculation=speculation)
+def fake_llm(target, draft, speculation, measure=None, clock=time):
+    """An LLM over fake models; times are those of the module `clock`, or of their simulated one."""
+    pair = ModelPair(target, draft, measure, clock=clock.perf_counter)
+    return LLM("fake", pair, prompt="text", speculation=speculation)
 
 
 def sampler(rng, filters=NO_FILTERS, **options):

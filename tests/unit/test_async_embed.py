@@ -74,7 +74,7 @@ def test_beside_requests_that_run_together():
 
 
 def test_a_cancelled_task_ends_after_its_pass(tmp_path, monkeypatch):
-    running, may_end, real, n = threading.Event(), threading.Event(), Embedder._pass, []
+    running, may_end, real, n = threading.Event(), threading.Event(), Embedder.rows_of, []
 
     def waiting(self, native, group):
         n.append(1)
@@ -82,7 +82,7 @@ def test_a_cancelled_task_ends_after_its_pass(tmp_path, monkeypatch):
         assert may_end.wait(LIMIT_S)
         return real(self, native, group)
 
-    monkeypatch.setattr(Embedder, "_pass", waiting)
+    monkeypatch.setattr(Embedder, "rows_of", waiting)
     with gguf_spec.load(encoders.write(tmp_path / "bert.gguf"), threads=1) as llm:
 
         async def main():

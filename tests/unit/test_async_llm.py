@@ -146,10 +146,10 @@ def test_cancelling_a_waiting_task(llm, rounds):
 def test_a_reader_that_does_not_read_stops_the_generation(llm, rounds):
     async def main():
         stream = AsyncLLM(llm).stream("ab", replace(LONG, max_tokens=300))
-        await until(lambda: len(rounds) > async_llm._CHUNKS)
+        await until(lambda: len(rounds) > async_llm.MOST_UNREAD)
         await asyncio.sleep(0.15)
         n = len(rounds)
-        assert n <= async_llm._CHUNKS + 2
+        assert n <= async_llm.MOST_UNREAD + 2
         for _ in range(10):
             await stream.__anext__()
         await until(lambda: len(rounds) >= n + 10)
@@ -275,7 +275,7 @@ def test_closing_ends_an_unread_stream(rounds):
     async def main():
         async with AsyncLLM(llm) as a:
             stream = a.stream("ab", LONG)
-            await until(lambda: len(rounds) > async_llm._CHUNKS)
+            await until(lambda: len(rounds) > async_llm.MOST_UNREAD)
         assert [chunk.finish_reason async for chunk in stream][-1] == "cancelled"
 
     run(main())
@@ -340,8 +340,8 @@ def test_they_are_public():
 
 @pytest.fixture
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(async_llm, "_STUCK_S", 0.01)
-    monkeypatch.setattr(async_llm, "_TAKEN_OVER_S", 0.05)
+    monkeypatch.setattr(async_llm, "STUCK_S", 0.01)
+    monkeypatch.setattr(async_llm, "TAKEN_OVER_S", 0.05)
 
 
 @pytest.mark.parametrize("how", ["generate", "send", "embed", "another stream"])

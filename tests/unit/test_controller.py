@@ -12,7 +12,6 @@ import pytest
 from gguf_spec.options import K_MAX, Speculation
 from gguf_spec.sampling.chain import Distribution
 from gguf_spec.sampling.rng import SeededRng
-from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative import profile, profiler
 from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.controller import DraftController, RoundState, SearchBudget, Step
@@ -52,16 +51,13 @@ DRAFTS = {"good": 1.3 * TABLE + 0.25 * OTHER, "fair": 1.3 * TABLE + 0.8 * OTHER,
 class Scene:
     """A pair of fake models whose clock is the only one."""
 
-    def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000, checked=True):
+    def __init__(self, target_s, draft_s=None, draft="good", n_ctx=4000, checked=True):
         self.clock = Clock()
-        for module in (controller_module, profiler):
-            monkeypatch.setattr(
-                module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter)
-            )
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
-        self.pair = ModelPair(self.target, self.draft)
-        measured = profiler.measure(self.target, self.draft)
+        clock = self.clock.perf_counter
+        self.pair = ModelPair(self.target, self.draft, clock=clock)
+        measured = profiler.measure(self.target, self.draft, clock=clock)
         self.pair.use_profile(replace(measured, checked=checked))
 
     @property
@@ -106,8 +102,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(monkeypatch):
-    return lambda *args, **options: Scene(monkeypatch, *args, **options)
+def scene():
+    return Scene
 
 
 def best_fixed(scene, *args):

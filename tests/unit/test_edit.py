@@ -572,7 +572,9 @@ def test_a_text_that_is_far_too_long_is_not_tokenised_whole(writer, monkeypatch)
 
     read, whole = [], Weights._tokenize
     monkeypatch.setattr(
-        Weights, "_tokenize", lambda self, text, *a: read.append(len(text)) or whole(self, text, *a)
+        Weights,
+        "_tokenize",
+        lambda self, text, *a: read.append(len(text)) or whole(self, text, *a),
     )
     with pytest.raises(ContextTooShortError, match="needs about"):
         writer.edit("a line of text\n" * 100_000, "make it shorter")

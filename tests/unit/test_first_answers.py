@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 
 from gguf_spec import Speculation
+from gguf_spec.arrays import row_bits
 from gguf_spec.passes import Exactness
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative import profiler
 from gguf_spec.speculative.acceptance import coupled
-from gguf_spec.speculative.cost_model import CostModel, Pace, interpolate
+from gguf_spec.speculative.cost_model import (
+    ALONE,
+    Batches,
+    CostModel,
+    Pace,
+    SharedPasses,
+    interpolate,
+)
 from gguf_spec.speculative.drafters import NoDrafter
 from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
@@ -63,18 +71,20 @@ class Files:
 
 
 @pytest.fixture
-def opened(monkeypatch):
+def opened():
     """Open a pair over a fake model that a process closed with some profile."""
 
     def open_pair(kind=Promised, kept=None):
         clock = Clock()
-        for module in (controller_module, profiler):
-            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
         target = kind(4 * TABLE, 4000, cost=cost, clock=clock)
         target.close = lambda: None
         target.path, target.stored = SimpleNamespace(name="fake"), Files()
         pair = ModelPair(
-            target, None, lambda *_: kept or profiler.guess(target, None, 0.1), files=target.stored
+            target,
+            None,
+            lambda *_: kept or profiler.guess(target, None, 0.1),
+            files=target.stored,
+            clock=clock.perf_counter,
         )
         pair.measure()
         return pair
@@ -82,9 +92,9 @@ def opened(monkeypatch):
     return open_pair
 
 
-def answer(pair, n=N, speculation=None, prompt=(1, 2, 3), seed=0):
+def answer(pair, n=N, speculation=None, prompt=(1, 2, 3), seed=0, beside=ALONE):
     target, chain = pair.target, sampler(SeededRng(seed))
-    slots = SlotPair(target, None)
+    slots = SlotPair(target, None, batches=Batches(beside))
     drafter = pair.drafter(speculation or Speculation(), chain, n, slots)
     target.rollback(0)
     target.passes.clear()
@@ -119,7 +129,7 @@ def test_passes_of_the_answer_show_the_costs(opened):
 @pytest.fixture
 def no_drafts(monkeypatch):
     """Passes over several tokens are those that check the costs."""
-    monkeypatch.setattr(controller_module.DraftController, "_best_text", lambda _: (None, 0.0))
+    monkeypatch.setattr(controller_module.DraftController, "best_text", lambda _: (None, 0.0))
 
 
 def test_checks_get_a_tenth_of_the_time(opened, no_drafts):
@@ -133,6 +143,37 @@ def test_checks_get_a_tenth_of_the_time(opened, no_drafts):
     assert len(tokens) == len(costs) == N
     assert [n for n, _ in target.passes if n > 1] == [2, 4, 8, 16]
     assert all(rows == n for n, rows in target.passes), "as a pass that checks a draft"
+
+
+class Common(SharedPasses):
+    """Passes with another request: their times are not those of one sequence."""
+
+    n, is_alone = 2, False
+
+    def learn(self, update, *args, **kwargs):
+        pass
+
+
+def test_passes_with_other_requests_check_nothing(opened, no_drafts):
+    """A width would be decoded again and again, as its time is learned from no such pass."""
+    pair, widths = opened(), []
+    for beside in (ALONE, Common(), ALONE):
+        assert answer(pair, beside=beside, n=16) == plain(16)
+        widths.append([n for n, _ in pair.target.passes if n > 1])
+    assert widths == [[2, 4], [], [8]]
+
+
+def test_rows_are_noted_only_while_costs_are_checked(opened, no_drafts, monkeypatch):
+    """Afterwards no pass decodes known tokens again; a hash reads the whole row."""
+    pair, noted = opened(), []
+    monkeypatch.setattr(
+        controller_module, "row_bits", lambda row: noted.append(row) or row_bits(row)
+    )
+    answer(pair)
+    assert 0 < len(noted) < N, "until the last width was decoded"
+    noted.clear()
+    answer(pair)
+    assert not noted
 
 
 def test_short_answers_go_on_where_the_last_process_ended(opened, no_drafts):

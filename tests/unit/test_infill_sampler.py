@@ -30,8 +30,8 @@ def test_it_keeps_what_llama_cpp_keeps(model):
         if rng.random() < 0.5:
             ids[0] = tiny.END
         logits = (rng.normal(size=len(ids)) * rng.choice([0.3, 2, 6])).astype(np.float32)
-        native = samplers._Fed(model.native.vocab(C.llama_sampler_init_infill), [])
-        left = samplers._apply(native.sampler, ids, logits.astype(np.float64))
+        native = samplers.FedSampler(model.native.vocab(C.llama_sampler_init_infill), [])
+        left = samplers.apply(native.sampler, ids, logits.astype(np.float64))
         wanted = sorted(left["id"][left["logit"] > -np.inf].tolist())
         assert sorted(infill.kept(ids, logits.astype(np.float64)).tolist()) == wanted
         by_ends += wanted == [tiny.END]

@@ -187,7 +187,7 @@ def test_well_known_templates_are_rendered_in_process_with_the_same_text(
 @pytest.mark.full
 @pytest.mark.parametrize("template", [*SIMPLE.values(), *OTHER.values()], ids=[*SIMPLE, *OTHER])
 def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
-    monkeypatch.setattr(jinja_sandbox, "_simple", lambda _: None)
+    monkeypatch.setattr(jinja_sandbox, "simple_template", lambda _: None)
     for messages in CHATS[:3]:
         assert of_ours(template, messages) == of_llama_cpp_python(template, messages)
 
@@ -211,12 +211,12 @@ def test_some_shapes_refuse_some_chats():
 
 
 def test_a_template_is_compiled_once(monkeypatch):
-    jinja_sandbox._simple.cache_clear()
+    jinja_sandbox.simple_template.cache_clear()
     for messages in CHATS:
         of_ours(SIMPLE["ChatML"], messages)
     assert (
-        jinja_sandbox._simple.cache_info().misses,
-        jinja_sandbox._simple.cache_info().hits,
+        jinja_sandbox.simple_template.cache_info().misses,
+        jinja_sandbox.simple_template.cache_info().hits,
     ) == (
         1,
         len(CHATS) - 1,

@@ -448,7 +448,7 @@ def changes(folder):
     made = []
     for name in "abc":
         (folder / name).write_text(f"old {name}\n")
-        made.append(edit_module._Change(TextFile(folder / name), None, {}, b"", f"new {name}\n"))
+        made.append(edit_module.Change(TextFile(folder / name), None, {}, b"", f"new {name}\n"))
     return made
 
 
@@ -467,7 +467,7 @@ def test_all_files_are_written_or_none(folder, changes, monkeypatch, capsys, err
 
     monkeypatch.setattr(TextFile, "write", writing)
     with pytest.raises(error if isinstance(error, type) else type(error)):
-        edit_module._written(changes, None)
+        edit_module.write_changes(changes, None)
     assert [(folder / one).read_text() for one in "abc"] == [f"old {one}\n" for one in "abc"]
     said = "" if isinstance(error, GgufSpecError) else "Nothing was written.\n"
     assert capsys.readouterr().err == said
@@ -484,7 +484,7 @@ def test_taking_back_spares_what_another_program_wrote(folder, changes, monkeypa
 
     monkeypatch.setattr(TextFile, "write", writing)
     with pytest.raises(KeyboardInterrupt):
-        edit_module._written(changes, None)
+        edit_module.write_changes(changes, None)
     texts = [(folder / one).read_text() for one in "abc"]
     assert texts == ["of another program\n", "old b\n", "old c\n"]
     assert capsys.readouterr().err.startswith(f"{folder / 'a'} stays changed: another program")

@@ -5,17 +5,17 @@ import sys
 import click
 import pytest
 
-from gguf_spec.cli import _COMMANDS, cli
+from gguf_spec.cli import COMMANDS, cli
 from gguf_spec.cli.command import LazyCommands, Place
 from tests.support import children
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_names_commands(name):
     command = cli.commands[name]
     assert isinstance(command, click.Command)
     assert command.name == name
-    assert command.short_help == _COMMANDS[name].help
+    assert command.short_help == COMMANDS[name].help
 
 
 def test_the_help_imports_no_command():
@@ -26,7 +26,7 @@ def test_the_help_imports_no_command():
     )
     said = children.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert said.stdout.endswith("[]\n")
-    assert all(place.help in said.stdout for place in _COMMANDS.values())
+    assert all(place.help in said.stdout for place in COMMANDS.values())
 
 
 def test_commands_can_be_added_and_removed():

@@ -8,7 +8,7 @@ import pytest
 from gguf_spec.llama import options
 from gguf_spec.llama.memory import MemoryEstimate
 from gguf_spec.system import limits, machine
-from gguf_spec.system.limits import memory_limits, processor_limit
+from gguf_spec.system.limits import Places, memory_limits, processor_limit
 from tests.support import children
 
 GIB = 1 << 30
@@ -22,7 +22,7 @@ class Tree:
         self.proc, self.groups = folder / "proc", folder / "cgroup"
         self.proc.mkdir()
         self.groups.mkdir()
-        self.mounts = []
+        self.mounts, self.places = [], Places(self.proc, self.groups)
 
     def write(self, path, **files):
         folder = self.groups / path
@@ -43,14 +43,8 @@ class Tree:
 
 
 @pytest.fixture
-def tree(tmp_path, monkeypatch):
-    made = Tree(tmp_path)
-    monkeypatch.setattr(limits, "_PROC", made.proc)
-    monkeypatch.setattr(limits, "_GROUPS", made.groups)
-    monkeypatch.setattr(limits, "_address_space", lambda: [])
-    limits._chain.cache_clear()
-    yield made
-    limits._chain.cache_clear()
+def tree(tmp_path):
+    return Tree(tmp_path)
 
 
 def unit(tree):
@@ -127,6 +121,11 @@ def without_proc(tree):
     tree.write("", memory_max=GIB)
 
 
+def without_proc_of_version_1(tree):
+    tree.write("memory", memory_limit_in_bytes=2 * GIB)
+    tree.write("cpu", cpu_cfs_quota_us=300000, cpu_cfs_period_us=100000)
+
+
 def without_limits(tree):
     tree.mount("", "")
     tree.write("a", memory_max="max", memory_high="max", cpu_max="max 100000")
@@ -143,21 +142,22 @@ def damaged(tree):
 FORMS = [
     (unit, 600 << 20, 0.5), (slice_above, 500 << 20, 0.25), (high, 300 << 20, None), (container, GIB, 2.0),
     (container_of_another_namespace, GIB, 2.0), (container_of_version_1, 2 * GIB, 1.5), (version_1, 3 * GIB, None), (hybrid, GIB, None),
-    (removed, GIB, None), (odd_names, GIB, 1.0), (without_proc, GIB, None), (without_limits, None, None), (damaged, None, None),
+    (removed, GIB, None), (odd_names, GIB, 1.0), (without_proc, GIB, None), (without_proc_of_version_1, 2 * GIB, 3.0),
+    (without_limits, None, None), (damaged, None, None),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("form", "memory", "processors"), FORMS)
-def test_each_form_of_groups(tree, monkeypatch, form, memory, processors):
+def test_each_form_of_groups(tree, form, memory, processors):
     form(tree)
-    monkeypatch.setattr(machine, "_of_machine", lambda name: 100 * GIB)
-    found = min(memory_limits(), default=None)
+    all_ = memory_limits(tree.places)
+    found = min(all_, default=None)
     assert (found and found.n_bytes) == memory
-    assert machine.total_bytes() == machine.available_bytes() == (memory or 100 * GIB)
-    limit = processor_limit()
+    assert machine.total_bytes(all_) == min(memory or math.inf, machine.total_bytes([]))
+    assert machine.available_bytes(all_) <= machine.total_bytes(all_)
+    limit = processor_limit(tree.places)
     assert (limit and limit.processors) == processors
-    monkeypatch.setattr(options, "_cores", lambda: 64)
-    assert options.physical_cores() == max(1, math.floor(processors or 64))
+    assert options.cores_within(limit, 64) == max(1, math.floor(processors or 64))
     for one in filter(None, (found, limit)):
         assert one.source.startswith(str(tree.groups))
 
@@ -168,9 +168,9 @@ def test_what_is_used_is_that_of_each_group_without_file_pages(tree):
     tree.write("system.slice/app.service", memory_current=400 << 20)
     stat = f"anon 5\ninactive_file {100 << 20}\nactive_file {200 << 20}\n"
     (tree.groups / "system.slice/app.service/memory.stat").write_text(stat)
-    assert [one.left for one in memory_limits()] == [500 << 20]
+    assert [one.left for one in memory_limits(tree.places)] == [500 << 20]
     tree.write("system.slice", memory_max=700 << 20, memory_current=690 << 20)
-    assert [one.left for one in memory_limits()] == [500 << 20, 10 << 20]
+    assert [one.left for one in memory_limits(tree.places)] == [500 << 20, 10 << 20]
 
 
 def test_file_pages_of_version_1_are_those_of_all_groups_below(tree):
@@ -178,11 +178,12 @@ def test_file_pages_of_version_1_are_those_of_all_groups_below(tree):
     tree.write("memory/a", memory_usage_in_bytes=GIB)
     stat = f"inactive_file 0\nactive_file 0\ntotal_inactive_file {GIB // 2}\n"
     (tree.groups / "memory/a/memory.stat").write_text(stat)
-    assert [one.left for one in memory_limits()] == [3 * GIB - GIB // 2]
+    assert [one.left for one in memory_limits(tree.places)] == [3 * GIB - GIB // 2]
 
 
-def test_a_model_that_is_refused_names_the_limit(tree):
+def test_a_model_that_is_refused_names_the_limit(tree, monkeypatch):
     unit(tree)
+    monkeypatch.setattr(machine, "memory_limits", lambda: memory_limits(tree.places))
     tree.write("system.slice/app.service", memory_current=500 << 20)
     free, total = machine.available_bytes(), machine.total_bytes()
     sizes = dict.fromkeys(("weights", "caches", "compute", "base", "copies", "idle", "n_ctx"), 0)
@@ -207,4 +208,4 @@ def test_the_address_space_is_a_limit():
 def test_no_rlimits_on_windows(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(sys, "platform", "win32")
-    assert [*limits._address_space()] == []
+    assert [*limits.address_space()] == []

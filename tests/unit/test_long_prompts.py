@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from gguf_spec.sampling.rng import SeededRng
-from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative.controller import _LAST_PART, DraftController, DraftModelUse
 from gguf_spec.speculative.cost_model import Batches, CostModel, Pace
 from gguf_spec.speculative.drafters import MODELS, CoupledDraftSampler, FirstRead, ModelDrafter
@@ -102,11 +101,9 @@ def test_a_review_leaves_the_part_as_it_was():
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock():
     """The clock of the fake models, also for the draft controller, so that the load of the machine has no effect."""
-    one = Clock()
-    monkeypatch.setattr(controller_module, "time", one)
-    return one
+    return Clock()
 
 
 def generate(clock, n_prompt, draft_s, depth=0.0, n=40):
@@ -123,7 +120,7 @@ def generate(clock, n_prompt, draft_s, depth=0.0, n=40):
     known.answer = n
     chain = sampler(SeededRng(3))
     model = ModelDrafter(draft, CoupledDraftSampler(chain, DraftCorrection(V)), V)
-    controller = DraftController(target, [], model, known, n)
+    controller = DraftController(target, [], model, known, n, clock=clock.perf_counter)
     prompt, emitted = PROMPT[:n_prompt], []
     read_prompt(target, controller, prompt, 16, never)
     for one in rounds(

@@ -9,27 +9,26 @@ import pytest
 
 from gguf_spec.llama import options
 from gguf_spec.llama.options import physical_cores
-from gguf_spec.system import limits
 from gguf_spec.system import machine as hardware
+from gguf_spec.system.limits import Places, ProcessorLimit, memory_limits
 
 GIB = 1 << 30
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="compared with what Linux tells")
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    def make(total, available, files):
-        monkeypatch.setattr(limits, "_address_space", list)
-        limits._chain.cache_clear()
+def memory_of(monkeypatch, tmp_path):
+    """Total and available bytes of a machine with this memory, and these files of a control group."""
+
+    def memory_of(total, available, files):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
         memory = SimpleNamespace(total=total, available=available)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory if total else _missing())
-        monkeypatch.setattr(
-            hardware.Path,
-            "read_text",
-            lambda self, encoding: files[self.name] if self.name in files else _missing(),
-        )
+        found = memory_limits(Places(tmp_path, tmp_path))
+        return hardware.total_bytes(found), hardware.available_bytes(found)
 
-    return make
+    return memory_of
 
 
 def _missing():
@@ -52,9 +51,8 @@ def test_what_is_available_is_that_of_earlier_versions(monkeypatch, tmp_path, av
     lines += [f"{name}: 1024 kB" for name in names.split()]
     (tmp_path / "meminfo").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    monkeypatch.setattr(hardware, "memory_limits", list)
-    assert hardware.available_bytes() == available_kb * 1024
-    assert hardware.total_bytes() == 16 * GIB
+    assert hardware.available_bytes([]) == available_kb * 1024
+    assert hardware.total_bytes([]) == 16 * GIB
 
 
 @ON_LINUX
@@ -69,11 +67,12 @@ def test_what_is_resident_is_that_of_earlier_versions(monkeypatch, tmp_path):
     assert hardware.resident_bytes() == 777 * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_cores_on_another_system(monkeypatch):
-    monkeypatch.setattr(options, "processor_limit", lambda: None)
+@pytest.mark.parametrize(("limit", "n"), [(None, 6), (ProcessorLimit(2.5, "cpu.max"), 2)])
+def test_cores_on_another_system(monkeypatch, limit, n):
+    monkeypatch.setattr(options, "processor_limit", lambda: limit)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 6)
-    assert physical_cores() == 6
+    assert physical_cores() == n
 
 
 # ---- the machine and its container
@@ -83,40 +82,38 @@ def test_this_machine_has_memory():
     assert 0 < hardware.available_bytes() <= hardware.total_bytes()
 
 
-def test_a_machine_without_limits(machine):
-    machine(16 * GIB, 4 * GIB, {"memory.max": "max\n", "memory.current": "5\n"})
-    assert (hardware.total_bytes(), hardware.available_bytes()) == (16 * GIB, 4 * GIB)
+def test_a_machine_without_limits(memory_of):
+    files = {"memory.max": "max\n", "memory.current": "5\n"}
+    assert memory_of(16 * GIB, 4 * GIB, files) == (16 * GIB, 4 * GIB)
 
 
-def test_a_container_with_a_limit(machine):
-    machine(16 * GIB, 8 * GIB, {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB}\n"})
-    assert (hardware.total_bytes(), hardware.available_bytes()) == (2 * GIB, GIB)
+def test_a_container_with_a_limit(memory_of):
+    files = {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB}\n"}
+    assert memory_of(16 * GIB, 8 * GIB, files) == (2 * GIB, GIB)
 
 
-def test_a_container_that_holds_pages_of_files(machine):
+def test_a_container_that_holds_pages_of_files(memory_of):
     stat = f"anon {GIB // 2}\nfile {GIB}\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\nfile_dirty 0\n"
     files = {
         "memory.max": f"{2 * GIB}\n",
         "memory.current": f"{3 * GIB // 2}\n",
         "memory.stat": stat,
     }
-    machine(16 * GIB, 8 * GIB, files)
-    assert hardware.available_bytes() == GIB, "the kernel drops them for who needs the room"
+    _, available = memory_of(16 * GIB, 8 * GIB, files)
+    assert available == GIB, "the kernel drops them for who needs the room"
 
 
-def test_a_container_over_its_limit(machine):
-    machine(16 * GIB, 8 * GIB, {"memory.max": f"{GIB}\n", "memory.current": f"{2 * GIB}\n"})
-    assert hardware.available_bytes() == 0
+def test_a_container_over_its_limit(memory_of):
+    files = {"memory.max": f"{GIB}\n", "memory.current": f"{2 * GIB}\n"}
+    assert memory_of(16 * GIB, 8 * GIB, files) == (GIB, 0)
 
 
-def test_another_system(machine):
-    machine(16 * GIB, 3 * GIB, {})
-    assert (hardware.total_bytes(), hardware.available_bytes()) == (16 * GIB, 3 * GIB)
+def test_another_system(memory_of):
+    assert memory_of(16 * GIB, 3 * GIB, {}) == (16 * GIB, 3 * GIB)
 
 
-def test_a_system_without_figures(machine, monkeypatch):
-    machine(None, None, {})
-    assert (hardware.total_bytes(), hardware.available_bytes()) == (None, None)
+def test_a_system_without_figures(memory_of, monkeypatch):
+    assert memory_of(None, None, {}) == (None, None)
     monkeypatch.setattr(psutil, "Process", _missing)
     assert hardware.resident_bytes() == 0
 

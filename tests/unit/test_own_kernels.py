@@ -306,8 +306,8 @@ def test_the_first_model_decides(monkeypatch):
     monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)
     path, options = "tales-draft", {"threads": 1, "n_ctx": 64}
     for used, other in ((Kernels("avx2"), "stock"), (Kernels("", "switched off"), "avx2")):
-        monkeypatch.setattr(own_kernels, "_decided", [used])
-        monkeypatch.setattr(own_kernels, "_library_takes", lambda *_: False)
+        monkeypatch.setattr(own_kernels, "decided", [used])
+        monkeypatch.setattr(own_kernels, "library_takes", lambda *_: False)
         gguf_spec.load(path, None, **options).close()
         gguf_spec.load(path, None, kernels=used.name or "stock", **options).close()
         with pytest.raises(InvalidOptionError, match=f"must be {used.name or 'stock'} or auto"):
@@ -317,7 +317,7 @@ def test_the_first_model_decides(monkeypatch):
 def test_the_variable_is_for_the_first_model(monkeypatch):
     """An explicit choice of it holds for those that leave it open; a set that is not to be had decides nothing."""
     monkeypatch.setenv("GGUF_SPEC_KERNELS", "avx2")
-    monkeypatch.setattr(own_kernels, "_decided", [])
+    monkeypatch.setattr(own_kernels, "decided", [])
     monkeypatch.setattr(
         own_kernels, "_start", lambda name: Kernels("" if name in ("stock", "avx2") else name, "x")
     )
@@ -333,7 +333,7 @@ def test_the_variable_is_for_the_first_model(monkeypatch):
 def test_measurements_have_other_names_with_other_kernels(monkeypatch):
     names = []
     for used in (Kernels("", "switched off"), Kernels("avx2"), Kernels("avx512")):
-        monkeypatch.setattr(own_kernels, "_decided", [used])
+        monkeypatch.setattr(own_kernels, "decided", [used])
         monkeypatch.setattr(own_kernels, "identities", lambda files: [*map(str, files)])
         names.append(tuple(own_kernels.parts()))
     assert len(set(names)) == 3

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.system import piece_folder
-from gguf_spec.system.piece_folder import Piece, PieceFolder, all_files, folder_and_limit
+from gguf_spec.system.piece_folder import Piece, PieceFolder, all_files, folder_and_limit, user_key
 from tests.support.children import Child
 
 
-def folder_at(path, limit=10**6):
-    folder = PieceFolder(path, limit)
+def folder_at(path, limit=10**6, **options):
+    folder = PieceFolder(path, limit, **options)
     folder.reserve = 0
     assert folder.open()
     return folder
@@ -50,8 +50,8 @@ def test_names_follow_from_all_before_and_from_the_user(tmp_path, monkeypatch):
     names = {folder.name(parent, text) for parent in ("", "x", "y") for text in (b"", b"1", b"12")}
     assert len(names) == 9
     assert folder_at(tmp_path / "b").name("x", b"1") == folder.name("x", b"1")
-    monkeypatch.setattr(piece_folder, "user_key", lambda: bytes(32))
-    assert folder_at(tmp_path / "b").name("x", b"1") != folder.name("x", b"1")
+    other = folder_at(tmp_path / "b", key=lambda: bytes(32))
+    assert other.name("x", b"1") != folder.name("x", b"1")
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,7 @@ def test_a_file_that_is_not_whole_is_not_used(tmp_path, what, monkeypatch, caplo
         assert not path.exists()
     assert not wrong or "is read again" in caplog.text
     if what == "of another user":
-        monkeypatch.setattr(piece_folder, "user_key", lambda: bytes(32))
-        assert folder_at(tmp_path / "kept").read(piece) is None
+        assert folder_at(tmp_path / "kept", key=lambda: bytes(32)).read(piece) is None
     path.unlink(missing_ok=True)
     if what == "folder":
         path.mkdir()
@@ -218,8 +217,6 @@ def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, caplog, what):
     if what == "below a file":
         (tmp_path / "file").write_text("x")
         path = tmp_path / "file" / "kept"
-    if what == "no key":
-        monkeypatch.setattr(piece_folder, "user_key", lambda: None)
     if what == "of another user":
         if not hasattr(os, "geteuid"):
             pytest.skip("no users here")
@@ -228,7 +225,8 @@ def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, caplog, what):
         monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
         if mine == 0:
             os.chown(path, 12345, -1)
-    assert not PieceFolder(path, 1000).open()
+    key = (lambda: None) if what == "no key" else user_key
+    assert not PieceFolder(path, 1000, key=key).open()
     assert caplog.text.count("prompts are not kept on disk") == 1
 
 

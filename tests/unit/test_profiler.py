@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_spec.passes import Exactness
-from gguf_spec.runtime import profile_files
-from gguf_spec.runtime.profile_files import profile_of
+from gguf_spec.runtime.profile_files import Means, profile_of
 from gguf_spec.speculative import profiler
 from gguf_spec.speculative.prefix import read_on, retain_prefix
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -26,29 +25,35 @@ GOOD = replace(DEFAULT_PROFILE, steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
 
 
-@pytest.fixture
-def store(monkeypatch):
+class Store:
     """The stored profile (`kept`), the result of a measurement (`found`), and the number of measurements (`n`)."""
-    store = SimpleNamespace(kept=GOOD, found=FRESH, n=0, budgets=[])
 
-    def measure(target, draft, budget_s=None):
-        store.n += 1
-        store.budgets.append(budget_s)
-        return store.found
+    def __init__(self):
+        self.kept, self.found, self.n, self.budgets = GOOD, FRESH, 0, []
+        self.now, self.is_busy = NOW, lambda threads: False
 
-    monkeypatch.setattr(profile_files, "read_profile", lambda *_: store.kept)
-    monkeypatch.setattr(
-        profile_files,
-        "write_profile",
-        lambda _target, _draft, profile: setattr(store, "kept", profile),
-    )
-    monkeypatch.setattr(profile_files, "measure", measure)
-    monkeypatch.setattr(profile_files, "time", SimpleNamespace(time=lambda: NOW))
-    return store
+    def measure(self, target, draft, budget_s=None):
+        self.n += 1
+        self.budgets.append(budget_s)
+        return self.found
+
+    def write(self, target, draft, profile):
+        self.kept = profile
+
+    def profile_of(self, *given):
+        means = Means(
+            lambda *_: self.kept, self.write, self.measure, self.is_busy, lambda: self.now
+        )
+        return profile_of(*given, means=means)
+
+
+@pytest.fixture
+def store():
+    return Store()
 
 
 def test_a_good_profile_is_not_measured_again(store):
-    assert profile_of(TARGET, None) == GOOD
+    assert store.profile_of(TARGET, None) == GOOD
     assert store.n == 0
 
 
@@ -58,11 +63,11 @@ def test_known_depth_costs_replace_estimates(store):
     target = SimpleNamespace(**vars(TARGET) | {"depth_costs": {1: 1e-5, 8: 5e-5}})
     estimate = replace(GOOD, target_depth={1: 1e-4}, draft_depth={1: 2e-4})
     store.kept = estimate
-    assert profile_of(target, draft) == estimate, "a measurement stays"
+    assert store.profile_of(target, draft) == estimate, "a measurement stays"
     store.kept = replace(estimate, guesses_depth=(True, True))
-    assert profile_of(TARGET, None) == store.kept, "nothing else is known"
+    assert store.profile_of(TARGET, None) == store.kept, "nothing else is known"
     wanted = replace(GOOD, target_depth={1: 1e-5, 8: 5e-5}, draft_depth={1: 3e-6})
-    assert profile_of(target, draft) == wanted == store.kept
+    assert store.profile_of(target, draft) == wanted == store.kept
     assert store.n == 0
 
 
@@ -76,7 +81,7 @@ def test_known_depth_costs_replace_estimates(store):
 def test_a_doubtful_and_an_old_one_is(store, change):
     store.kept, told = replace(GOOD, **change), []
     assert (
-        profile_of(TARGET, None, lambda: told.append(1))
+        store.profile_of(TARGET, None, lambda: told.append(1))
         == replace(FRESH, measured_at=NOW)
         == store.kept
     )
@@ -86,56 +91,53 @@ def test_a_doubtful_and_an_old_one_is(store, change):
 def test_the_clock_of_a_box_without_a_battery(store):
     """It starts in 1970 at each boot; a profile of the right time stays, and is no reason to measure."""
     store.kept = replace(GOOD, measured_at=NOW + 50 * 365 * 24 * 3600)
-    assert profile_of(TARGET, None) == store.kept
+    assert store.profile_of(TARGET, None) == store.kept
     assert store.n == 0
 
 
 def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):
     store.kept, store.found = replace(GOOD, measured_at=0.0), replace(FRESH, steady=False)
-    assert profile_of(TARGET, None) == replace(GOOD, measured_at=NOW)
+    assert store.profile_of(TARGET, None) == replace(GOOD, measured_at=NOW)
 
 
 @pytest.mark.parametrize("better", [0, 1])
-def test_the_better_one_of_two_disturbed_measurements_is_used_for_a_day(store, monkeypatch, better):
+def test_the_better_one_of_two_disturbed_measurements_is_used_for_a_day(store, better):
     """A busy machine would measure again at each start, for seconds."""
-    clock, hour = SimpleNamespace(now=NOW), 3600
-    monkeypatch.setattr(profile_files, "time", SimpleNamespace(time=lambda: clock.now))
+    hour = 3600
     slow, fast = ({n: s * GOOD.target[n] for n in GOOD.target} for s in (1.5, 1.2))
     first, second = (replace(FRESH, steady=False, target=one) for one in (slow, fast))
     first, second = (second, first) if better == 0 else (first, second)
     store.kept, store.found = None, first
-    assert profile_of(TARGET, None) == replace(first, measured_at=NOW)
-    clock.now, store.found = NOW + hour, second
-    best = replace((first, second)[better], measured_at=clock.now, final=True)
+    assert store.profile_of(TARGET, None) == replace(first, measured_at=NOW)
+    store.now, store.found = NOW + hour, second
+    best = replace((first, second)[better], measured_at=store.now, final=True)
     for later in (1, 2, 12, 24):  # hours; the last measurement was after one
-        clock.now = NOW + later * hour
-        assert profile_of(TARGET, None) == best == store.kept
+        store.now = NOW + later * hour
+        assert store.profile_of(TARGET, None) == best == store.kept
         assert store.n == 2
-    clock.now = NOW + 26 * hour
-    assert profile_of(TARGET, None).measured_at == clock.now
+    store.now = NOW + 26 * hour
+    assert store.profile_of(TARGET, None).measured_at == store.now
     assert store.n == 3, "once a day"
-    profile_of(TARGET, None)
+    store.profile_of(TARGET, None)
     assert store.n == 3
-    clock.now, store.found = NOW + 52 * hour, FRESH
-    assert profile_of(TARGET, None) == replace(FRESH, measured_at=clock.now)
+    store.now, store.found = NOW + 52 * hour, FRESH
+    assert store.profile_of(TARGET, None) == replace(FRESH, measured_at=store.now)
     assert not store.kept.final, "an undisturbed measurement takes its place"
 
 
 def test_what_the_user_measured_beside_other_programs_stays_for_a_day(store):
     store.kept = tuned = replace(GOOD, steady=False, final=True)
-    assert profile_of(TARGET, None) == tuned
+    assert store.profile_of(TARGET, None) == tuned
     assert store.n == 0
 
 
-def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):
+def test_beside_another_program_few_passes_are_made_and_measured_again_later(store):
     store.kept = None
-    monkeypatch.setattr(
-        profile_files, "cores_are_shared", lambda threads: threads == TARGET.context.threads
-    )
-    assert not profile_of(TARGET, None).steady
-    monkeypatch.setattr(profile_files, "cores_are_shared", lambda threads: False)
-    assert profile_of(TARGET, None).steady
-    assert profile_of(TARGET, None).steady
+    store.is_busy = lambda threads: threads == TARGET.context.threads
+    assert not store.profile_of(TARGET, None).steady
+    store.is_busy = lambda threads: False
+    assert store.profile_of(TARGET, None).steady
+    assert store.profile_of(TARGET, None).steady
     assert store.n == 2
     assert store.budgets[0] < 1
     assert store.budgets[1] is None
@@ -150,9 +152,7 @@ def test_beside_another_program_few_passes_are_made_and_measured_again_later(sto
         (replace(GOOD, steady=False, final=True), True),
     ],
 )
-def test_several_requests_begin_with_guessed_costs_beside_another_program(
-    store, monkeypatch, kept, is_used
-):
+def test_several_requests_begin_with_guessed_costs_beside_another_program(store, kept, is_used):
     """A service starts with its machine, which is busy then; its costs would stay as they are."""
 
     class Shared(FakeModel):
@@ -160,15 +160,15 @@ def test_several_requests_begin_with_guessed_costs_beside_another_program(
         context = SimpleNamespace(threads=2, sequences=[None, None])
 
     target = Shared(random_table(np.random.default_rng(1), 4))
-    monkeypatch.setattr(profile_files, "cores_are_shared", lambda threads: True)
+    store.is_busy = lambda threads: True
     store.kept = kept
-    found = profile_of(target, None)
+    found = store.profile_of(target, None)
     assert store.n == 0
     assert (found == kept) is is_used
     assert bool(found.guessed) is not is_used
-    monkeypatch.setattr(profile_files, "cores_are_shared", lambda threads: False)
+    store.is_busy = lambda threads: False
     store.kept = None
-    assert profile_of(target, None) == replace(FRESH, measured_at=NOW)
+    assert store.profile_of(target, None) == replace(FRESH, measured_at=NOW)
     assert store.n == 1, "several requests at once follow measured costs"
 
 
@@ -230,10 +230,9 @@ def test_a_prompt_is_read_on_the_grid_after_any_other_text(grid):
     assert read(longer) == ([26] if grid else [2]), "the answer is read again"
 
 
-def test_the_first_pass_of_a_width_is_not_timed_on_a_gpu(monkeypatch):
+def test_the_first_pass_of_a_width_is_not_timed_on_a_gpu():
     """The driver compiles kernels for it: 0.6 s a width were measured on lavapipe, against 0.1 s later."""
     now, compiled = [0.0], set()
-    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now[0])
 
     class Gpu(FakeModel):
         slow_first_pass = True
@@ -243,15 +242,16 @@ def test_the_first_pass_of_a_width_is_not_timed_on_a_gpu(monkeypatch):
             compiled.add(len(tokens))
             return super().logits(tokens, n_rows)
 
-    profile = profiler.measure(Gpu(random_table(np.random.default_rng(0), 4)), None)
+    profile = profiler.measure(
+        Gpu(random_table(np.random.default_rng(0), 4)), None, clock=lambda: now[0]
+    )
     assert profile.target[1] == pytest.approx(0.01)
     assert max(profile.target.values()) == pytest.approx(0.01)
 
 
-def test_first_passes_of_many_widths_end_after_a_while(monkeypatch):
+def test_first_passes_of_many_widths_end_after_a_while():
     """On a device that compiles kernels for 30 s a width; a thorough measurement waits for all."""
     now, compiled = [0.0], set()
-    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now[0])
 
     class SlowGpu(FakeModel):
         slow_first_pass = True
@@ -262,8 +262,8 @@ def test_first_passes_of_many_widths_end_after_a_while(monkeypatch):
             return super().logits(tokens, n_rows)
 
     gpu = SlowGpu(random_table(np.random.default_rng(0), 4), n_ctx=128)
-    profile = profiler.measure(gpu, None)
-    widths = {1, *profiler.WIDTHS[: profiler._WARMED]}
+    profile = profiler.measure(gpu, None, clock=lambda: now[0])
+    widths = {1, *profiler.WIDTHS[: profiler.WARMED]}
     assert {width for width in compiled if width > 1} == widths - {1}
     assert {*profile.target} == widths
     assert {*profile.noise} <= widths

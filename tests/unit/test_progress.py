@@ -183,7 +183,7 @@ def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("gguf_spec.cli.output._MOVE_S", 0.001)
+    monkeypatch.setattr("gguf_spec.cli.output.MOVE_S", 0.001)
 
 
 def until(condition):
@@ -311,7 +311,7 @@ def test_lines_in_a_pipe_say_how_far_it_is(capsys):
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_bar_is_lines_in_a_pipe(capsys, monkeypatch, quiet):
-    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    monkeypatch.setattr(output, "LINE_S", 0.0)
     with counted("measuring", "passes", quiet=quiet) as progress:
         progress(Progress("tune", 3, 3, "passes"))
     assert capsys.readouterr().err == ("" if quiet else "measuring, 3 of 3 passes\n")
@@ -331,7 +331,7 @@ def test_a_status_is_lines_in_a_pipe(capsys, in_pipe):
 
 
 def test_a_download_in_a_pipe_says_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr(output, "_LINE_S", 0.0)
+    monkeypatch.setattr(output, "LINE_S", 0.0)
     with download._progress(resolve("tales"), quiet=False) as tell:
         tell(Progress("download", 1 << 20, 4 << 20, "bytes"))
         tell(Progress("download", 2 << 20, 4 << 20, "bytes"))

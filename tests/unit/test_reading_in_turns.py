@@ -8,7 +8,6 @@ import pytest
 
 from gguf_spec.errors import DecodeError
 from gguf_spec.passes import Exactness, PassPart
-from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.cost_model import BatchCosts
 from gguf_spec.speculative.prefix import read_on, retain_prefix
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
@@ -128,17 +127,22 @@ class Request:
         return [b - a for a, b in pairwise(self.times)]
 
 
+class Fixed(Side):
+    """Moves never pay."""
+
+    def move_s(self):
+        return 1e9
+
+
 class Machine:
     """A scheduler over fakes, and the requests that come to it."""
 
-    def __init__(self, monkeypatch, costs=None, n_slots=8, exactness=None, **options):
+    def __init__(self, costs=None, n_slots=8, exactness=None, **options):
         self.clock = Clock()
-        monkeypatch.setattr(scheduler_module, "time", self.clock)
-        monkeypatch.setattr(Side, "move_s", lambda _: 1e9)
         costs, exactness = costs or Costs(), exactness or Exactness(attention=True)
         self.context = Context(self.clock, costs, n_slots, exactness)
         self.pairs = [SlotPair(slot, None) for slot in self.context.sequences]
-        side = Side(self.context, costs)
+        side = Fixed(self.context, costs, self.clock.perf_counter)
         self.scheduler = Scheduler(self.pairs, side, None, **{"max_gap": 0.25} | options)
         self.waiting = []
 
@@ -179,8 +183,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    return lambda *args, **options: Machine(monkeypatch, *args, **options)
+def machine():
+    return Machine
 
 
 def alone_s(machine, n_prompt, **options):
@@ -386,15 +390,13 @@ def test_first_tokens_do_not_wait_for_the_next_prompt(machine):
     assert max(request.first_s for request in short) < 0.6
 
 
-def test_the_draft_model_reads_in_turn(monkeypatch):
+def test_the_draft_model_reads_in_turn():
     """Its prompts are ordered by the price of what it has to read, and cut by its own costs."""
     clock = Clock()
-    monkeypatch.setattr(scheduler_module, "time", clock)
-    monkeypatch.setattr(Side, "move_s", lambda _: 1e9)
     exactness = Exactness(attention=True)
     target, draft = (Context(clock, costs, 3, exactness) for costs in (Costs(), Costs(0.01, 0.001)))
     pairs = [SlotPair(*one) for one in zip(target.sequences, draft.sequences, strict=True)]
-    sides = Side(target, target.costs), Side(draft, draft.costs)
+    sides = [Fixed(one, one.costs, clock.perf_counter) for one in (target, draft)]
     scheduler = Scheduler(pairs, *sides, max_gap=0.25)
     ends = {}
 

@@ -131,12 +131,12 @@ def test_replays_shorten_drafts():
 def test_the_controller_counts_replays():
     known = DEFAULT_PROFILE.experiences()["greedy"]
     controller = DraftController(Copying(TABLE), [], None, known, 30)
-    replay_s, free = controller._replay(2, 4, 10)
+    replay_s, free = controller.replay(2, 4, 10)
     # behind a round of 2 pending tokens, of whose draft `a` are accepted, 3 + a are pending
     alone = known.target.seconds(1, 10)
     expected = [max(0.0, known.target.seconds(3 + a, 10) - alone) for a in range(4)]
     assert (free, list(replay_s)) == (0, pytest.approx(expected))
-    assert DraftController(FakeModel(TABLE), [], None, known, 30)._replay(2, 4, 10) == ((), 0)
+    assert DraftController(FakeModel(TABLE), [], None, known, 30).replay(2, 4, 10) == ((), 0)
 
 
 def test_a_rollback_reads_the_missing_tokens_again():

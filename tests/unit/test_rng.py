@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_spec.sampling.rng import _FEW, SeededRng, _hash
+from gguf_spec.sampling.rng import FEW, SeededRng, hash32
 from tests.support.fakes import sampler
 
 FILTERS = {
@@ -77,7 +77,7 @@ def test_marginals_over_seeds_follow_the_distribution():
 
 @pytest.mark.full
 def test_marginals_over_a_vocabulary_that_is_searched_for_contenders():
-    n_vocab = 4 * _FEW
+    n_vocab = 4 * FEW
     row = np.random.default_rng(6).normal(size=n_vocab).astype(np.float32) * 2.5
     chain = sampler(SeededRng(7))
     distribution = chain.distribution(row, [])
@@ -121,11 +121,11 @@ def test_the_noise_of_an_id_does_not_depend_on_other_ids():
 def test_two_places_do_not_share_their_noise_shifted():
     """The first key only shifts the ids; without a second one, positions with adjacent keys would share their noise, shifted by one id."""
     ids, step = np.arange(1000, dtype=np.uint32), 0x9E3779B9
-    here = _hash(ids, np.uint32(5), np.uint32(7))
-    there = _hash(ids, np.uint32(5 + step), np.uint32(8))
+    here = hash32(ids, np.uint32(5), np.uint32(7))
+    there = hash32(ids, np.uint32(5 + step), np.uint32(8))
     assert (here[1:] == there[:-1]).mean() < 0.01
     assert (
-        here[1:] == _hash(ids, np.uint32(5 + step), np.uint32(7))[:-1]
+        here[1:] == hash32(ids, np.uint32(5 + step), np.uint32(7))[:-1]
     ).all()  # with the second key alike they have
 
 
@@ -138,7 +138,7 @@ def test_the_acceptance_draw_differs_by_position_and_seed():
 def test_the_acceptance_draw_is_independent_of_the_noise():
     """`pick` hashes by four numbers of a position; XTC's coin is a fifth."""
     rng = SeededRng(3)
-    bits = [rng._keys(position).tolist() for position in range(200)]
+    bits = [rng.keys_at(position).tolist() for position in range(200)]
     assert not any(keys[4] in keys[:4] for keys in bits)
     for i, keys in enumerate(bits):
         drawn = np.random.RandomState(keys[4]).bytes(4)
@@ -154,7 +154,7 @@ def test_the_acceptance_draw_is_independent_of_the_noise():
 )
 def test_the_contenders_hold_the_winner(seed, position, temperature, holes):
     """The quick way over a large vocabulary is the plain one: argmax of all."""
-    ids = np.arange(3 * _FEW)
+    ids = np.arange(3 * FEW)
     logits = np.random.default_rng(seed % 1000).normal(size=len(ids)).astype(np.float32) * 4
     if holes:
         logits[::3] = -np.inf
@@ -168,7 +168,7 @@ def test_the_contenders_hold_the_winner(seed, position, temperature, holes):
 def test_the_contenders_are_few():
     ids, rng = np.arange(50_000), SeededRng(2)
     logits = np.random.default_rng(1).normal(size=50_000).astype(np.float32)
-    assert np.mean([len(rng._contenders(ids, logits, 1.0, position)) for position in range(50)]) < 3
+    assert np.mean([len(rng.contenders(ids, logits, 1.0, position)) for position in range(50)]) < 3
 
 
 @pytest.mark.full

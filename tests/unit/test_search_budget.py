@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gguf_spec.speculative.controller import _FIRST, _MOST, _SHARE, SearchBudget
+from gguf_spec.speculative.controller import SearchBudget
 
 
 def searches(gains_s, search_s, plain_s=1.0, known=True):
@@ -25,8 +25,8 @@ def searches(gains_s, search_s, plain_s=1.0, known=True):
 def test_searches_without_result_take_a_small_share_of_the_time(search_s, gain_s):
     n = 2000
     looked = searches([gain_s] * n, search_s)
-    assert search_s * looked.sum() <= _SHARE * n + (_FIRST + 1) * search_s
-    assert looked.sum() >= min(n, 0.9 * _SHARE * n / search_s)
+    assert search_s * looked.sum() <= SearchBudget.share * n + (SearchBudget.first + 1) * search_s
+    assert looked.sum() >= min(n, 0.9 * SearchBudget.share * n / search_s)
 
 
 def test_a_large_model_looks_in_each_round():
@@ -41,20 +41,20 @@ def test_the_first_request_of_a_process_looks_as_often_as_the_next():
     """The cost of a search is known only after the first one."""
     gains = [0.0] * 200
     first, next_one = (searches(gains, 0.3, known=known) for known in (False, True))
-    assert first[:_FIRST].all() and next_one[:_FIRST].all()
+    assert first[: SearchBudget.first].all() and next_one[: SearchBudget.first].all()
     assert abs(int(first.sum()) - int(next_one.sum())) <= 1
 
 
 def test_while_drafts_pay_each_round_looks():
     looked = searches([0.0] * 500 + [0.4] * 100, 0.3)
     found = looked[500:].argmax()
-    assert found <= 0.3 / _SHARE
+    assert found <= 0.3 / SearchBudget.share
     assert looked[500 + found :].all()
 
 
 def test_what_was_saved_long_ago_does_not_pay_for_searches():
     looked = searches([20.0] * 100 + [0.0] * 1000, 0.3)
-    assert looked[100:].sum() <= _MOST + _SHARE * 1000 / 0.3 + 1
+    assert looked[100:].sum() <= SearchBudget.most + SearchBudget.share * 1000 / 0.3 + 1
 
 
 @pytest.mark.few(1)
@@ -77,4 +77,4 @@ def test_where_drafts_do_not_pay_for_the_searches_little_is_lost(chance, gain_s)
     gains = np.where(np.random.default_rng(1).random(n) < chance, gain_s, 0.0)
     looked = searches(gains.tolist(), 0.3)
     assert (gains - 0.3).sum() < -0.2 * n
-    assert (gains - 0.3)[looked].sum() > -1.1 * _SHARE * n - _FIRST * 0.3
+    assert (gains - 0.3)[looked].sum() > -1.1 * SearchBudget.share * n - SearchBudget.first * 0.3

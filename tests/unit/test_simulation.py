@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec.speculative import controller, scheduler
+from gguf_spec.speculative import controller
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
@@ -23,12 +23,6 @@ def sim():
 def batch(sim):
     del sim
     return importlib.import_module("simulate_batch")
-
-
-@pytest.fixture(autouse=True)
-def _clock(monkeypatch):
-    for module in (controller, scheduler):  # what a run puts in its place is taken back
-        monkeypatch.setattr(module, "time", module.time)
 
 
 def speeds(sim, costs, temperature, used, useless=False, n=96):
@@ -115,12 +109,10 @@ def seconds_after_300(sim, costs, profile):
 
 @pytest.fixture(scope="module")
 def right_s(sim):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controller, "time", controller.time)
-        return {
-            costs: seconds_after_300(sim, costs, sim.profile_of(costs))
-            for costs in ("kernels", "avx512")
-        }
+    return {
+        costs: seconds_after_300(sim, costs, sim.profile_of(costs))
+        for costs in ("kernels", "avx512")
+    }
 
 
 @pytest.mark.full

@@ -11,7 +11,6 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.runtime import generation
 from gguf_spec.runtime.generation import Request
 from gguf_spec.sampling.chain import CompatSampling
-from gguf_spec.speculative import controller
 from gguf_spec.speculative.profile import Profile
 from tests.support import children
 from tests.support.fakes import Clock, FakeModel, fake_llm, random_table
@@ -23,11 +22,8 @@ PASS_S, DRAFT_S, TOKEN_S = 2.0, 0.25, 0.5
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    one = Clock()
-    monkeypatch.setattr(generation, "time", one)
-    monkeypatch.setattr(controller, "time", one)
-    return one
+def clock():
+    return Clock()
 
 
 def models(clock, n_ctx=200):
@@ -48,7 +44,7 @@ def test_every_second_is_of_the_prompt_the_draft_the_target_or_the_rest(clock, k
         return letter(token)
 
     target.piece = piece
-    with fake_llm(target, draft, Speculation(k, adaptive=False)) as llm:
+    with fake_llm(target, draft, Speculation(k, adaptive=False), clock=clock) as llm:
         clock.now = 50.0
         stream = llm.stream_tokens([1] * n_prompt, FREE)
         begun = draft.busy_s, target.busy_s
@@ -79,7 +75,7 @@ def test_every_second_is_of_the_prompt_the_draft_the_target_or_the_rest(clock, k
 
 def test_what_is_read_again_behind_a_shift_counts_as_generation(clock):
     target, _ = models(clock, n_ctx=24)
-    with fake_llm(target, None, Speculation(0)) as llm:
+    with fake_llm(target, None, Speculation(0), clock=clock) as llm:
         stream = llm.stream_tokens([1] * 4, replace(FREE, overflow="shift", max_tokens=60))
         list(stream)
         first, *again = target.read_tokens
@@ -91,7 +87,7 @@ def test_what_is_read_again_behind_a_shift_counts_as_generation(clock):
 
 def test_the_forecast_is_that_of_the_controller_and_nothing_without_one(clock):
     target, draft = models(clock)
-    with fake_llm(target, draft, Speculation(3, adaptive=False)) as llm:
+    with fake_llm(target, draft, Speculation(3, adaptive=False), clock=clock) as llm:
         s = llm.generate("ab", FREE).stats
         assert min(s.forecast_s, s.plain_s) > 0
         assert s.drafters["model"][0] == s.n_drafted
@@ -106,7 +102,7 @@ def test_the_forecast_is_that_of_the_controller_and_nothing_without_one(clock):
 
 def test_the_length_of_an_answer_is_learned_where_something_drafts(clock):
     target, draft = models(clock)
-    with fake_llm(target, draft, Speculation(3, adaptive=False)) as llm:
+    with fake_llm(target, draft, Speculation(3, adaptive=False), clock=clock) as llm:
         known = llm.engine.pair.experiences["sampled"]
         llm.generate("ab", FREE)
         assert known.answer == 128, "an answer that max_tokens cut off may be as long as usual"

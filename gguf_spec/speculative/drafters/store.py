@@ -327,11 +327,12 @@ class StoreDrafter:
         self._store = store
         self._n_known = 0  # tokens of the text that were seen
         self._end: list[int] = []  # the last of them
-        # Where the end of the text, or of the draft, is in the store; and the length of the match.
-        self._places: list[int] = []
+        # Where the end of the text, or of the draft, is in the store, each place with the token
+        # that follows it; and the length of the match.
+        self._after: list[tuple[int, int]] = []
         self._length = 0
-        self._of_text: tuple[list[int], int] = ([], 0)
-        self._drafted: list[int] = []
+        self._of_text: tuple[list[int], int] = ([], 0)  # the places at the end of the text
+        self._tail: list[int] = []  # `_end` and the draft
         self._has_begun = False
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -345,30 +346,35 @@ class StoreDrafter:
             if len(end) >= 3:
                 self._store.count(end[-3:], token)
             end.append(token)
-            places, length = self._behind(end, places, length, token)
+            after = self._store.texts.next(places)
+            places, length = self._behind(end, after, length, token)
         del end[:-_LONGEST]
         self._n_known, self._end = len(tokens), end
-        self._of_text = self._places, self._length = places, length
-        self._drafted = []
+        self._of_text, self._length = (places, length), length
+        self._after = self._store.texts.next(places)
+        self._tail = [*end]
 
     def _behind(
-        self, end: Sequence[int], places: list[int], length: int, token: int
+        self, end: Sequence[int], after: list[tuple[int, int]], length: int, token: int
     ) -> tuple[list[int], int]:
-        """Return the places behind a match and a token, which is the last one of `end`."""
-        texts = self._store.texts
-        places = [place + 1 for place, after in texts.next(places) if after == token]
-        return (places, length + 1) if places else texts.places(end[-_LONGEST:])
+        """Return the places behind a match and a token, which is the last one of `end`.
+
+        Args:
+            after: The places of the match, each with the token that follows it.
+        """
+        places = [place + 1 for place, next_ in after if next_ == token]
+        return (places, length + 1) if places else self._store.texts.places(end[-_LONGEST:])
 
     def propose(self) -> Proposal | None:
         best: Proposal | None = None
-        after = [token for _, token in self._store.texts.next(self._places)]
+        after = [token for _, token in self._after]
         if after:
             token = max(after, key=after.count)  # of equally frequent ones that of the newest place
             n = after.count(token)
             share = 0 if len(after) == 1 else 2 if n == len(after) else 1
             bucket = 3 * bisect_right(_LENGTHS, self._length) + share
             best = Proposal(token, (self.name, bucket))
-        end = (self._end + self._drafted)[-3:]
+        end = self._tail[-3:]
         surest, counted = -1.0, 0
         for context, doubt in zip(_hashes(end) if len(end) == 3 else (), _DOUBTS, strict=False):
             token, most, total = self._store.counts.likeliest(context)
@@ -380,9 +386,9 @@ class StoreDrafter:
         return best if best and best.token < IMAGE_IDS else None
 
     def follow(self, token: int) -> None:
-        self._drafted.append(token)
-        end = [*self._end, *self._drafted]
-        self._places, self._length = self._behind(end, self._places, self._length, token)
+        self._tail.append(token)
+        places, self._length = self._behind(self._tail, self._after, self._length, token)
+        self._after = self._store.texts.next(places)
 
     def learn(self, _start: int, _tokens: Sequence[int], _rows: Logits, /) -> None:
         """Do nothing: the next draft counts the emitted tokens."""
