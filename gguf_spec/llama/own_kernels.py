@@ -174,7 +174,7 @@ def why_missing(
         return Kernels("", "they are for x86-64, and for ARM with Linux or macOS")
     if system == "darwin" and wanted in ("auto", "stock"):
         names = "neoni8mm or neondot" if is_arm(machine) else "avx2"
-        return Kernels("", f"on macOS nobody ran the own ones; --kernels {names} tries them")
+        return Kernels("", f"on macOS nobody ran the own ones; the option kernels tries {names}")
     if system == "win32" and not has_list:
         return Kernels("", "MSVC compiled it, the own ones are for a llama.cpp by MinGW or clang")
     if there:

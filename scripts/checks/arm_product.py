@@ -51,8 +51,8 @@ with load("tales") as llm:
             llm.forget()
         print(llm.generate_tokens(data["tokens"], greedy).tokens)
 """
-VERIFY = ("verify", "-m", "tales", "--count", "1", "--max-tokens", "12", "--draws", "20")
-VERIFY += ("--minutes", "0.1", "--json")
+VERIFY = ("verify", "--count", "1", "--max-tokens", "12", "--draws", "20", "--minutes", "0.1")
+VERIFY += ("--json",)
 failed: list[str] = []
 
 
@@ -112,9 +112,22 @@ def check_session() -> None:
     check("a restored session goes on as one that is read again", restored == again, restored)
 
 
-def verified(fails: bool = False) -> dict:
-    report: dict = json.loads(python("-m", "gguf_spec", *VERIFY, fails=fails))
+def verified(model: str = "tales", fails: bool = False) -> dict:
+    words = ("-m", "gguf_spec", *VERIFY, "-m", model, "-d", "tales-draft")
+    report: dict = json.loads(python(*words, fails=fails))
     return report
+
+
+def check_verify() -> None:
+    """Run `verify` with the bundled model as it is, and in Q4_K_M, whose types are those of most models."""
+    print(json.dumps(verified()), flush=True)
+    check("verify", True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/tales-Q4_K_M.gguf"
+        words = ("models", "quantize", "tales", path, "--type", "Q4_K_M", "--quiet")
+        python("-m", "gguf_spec", *words)
+        print(json.dumps(verified(path)), flush=True)
+    check("verify of a Q4_K_M", True)
 
 
 def check_product(kernels: str) -> None:
@@ -130,8 +143,7 @@ def check_product(kernels: str) -> None:
     check_texts()
     check_server()
     check_session()
-    print(json.dumps(verified()), flush=True)
-    check("verify", True)
+    check_verify()
 
 
 def check_planted(kind: str) -> None:
