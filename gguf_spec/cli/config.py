@@ -134,7 +134,8 @@ def _values() -> list[tuple[str, str, str, Any]]:
 def _variables() -> set[str]:
     options = (option for _, command in _commands(all_=True) for option in command.params)
     names = {(one.name or "").upper() for one in options if isinstance(one, click.Option)}
-    return {f"GGUF_SPEC_{name}" for name in names | {"JSON"}}
+    earlier = {name.upper() for name in RENAMED}
+    return {f"GGUF_SPEC_{name}" for name in names | {"JSON"} | earlier}
 
 
 def _misspelt(known: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -319,7 +320,7 @@ def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str,
         if isinstance(value, dict) and name in groups:
             found |= _tables(value, name)
         elif isinstance(value, dict) and (name == DEFAULT or name in commands):
-            found[name] = _as_named_now(value)
+            found[name] = _with_new_names(value)
             for option in found[name]:
                 _check_key(name, option, commands)
         elif isinstance(value, dict):
@@ -334,7 +335,7 @@ def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str,
     return found
 
 
-def _as_named_now(table: Mapping[str, Any]) -> dict[str, Any]:
+def _with_new_names(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with the names of this release; what has its present name comes first."""
     found = dict[str, Any]()
     for key, value in table.items():

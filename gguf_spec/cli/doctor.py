@@ -223,9 +223,9 @@ def uninstall(yes: bool) -> int:
     found = own_folders()
     for contents, folder, n_bytes in found:
         click.echo(f"{folder}: {contents}, {format_bytes(n_bytes)}")
-    own = tuple(folder for _, folder, _ in found)
+    own = {folder for _, folder, _ in found}
     files = {one.name: find(one) for one in list_models() if one.repo}
-    kept = [name for name, file in files.items() if file and not {*own} & {*file.parents}]
+    kept = [name for name, file in files.items() if file and own.isdisjoint(file.parents)]
     if kept:
         text = f"The hub's cache keeps {', '.join(kept)}; gguf-spec models remove NAME removes one."
         click.echo(as_called(text))

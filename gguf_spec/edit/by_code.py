@@ -203,6 +203,23 @@ _HEADINGS = {"heading", "title", "headline", "chapter", "section"}
 _RULE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}\s*")  # above or below a heading
 
 
+def _fit_rules(lines: list[str], at: int, old: str) -> None:
+    """Make the line below a heading, and the same one above it, as long as before or as its words.
+
+    Args:
+        at: The line with the words.
+        old: What it was.
+    """
+    below = _RULE.fullmatch(lines[at + 1]) if at + 1 < len(lines) else None
+    if not below or lines[at].startswith("#"):  # a heading of Markdown, which has none
+        return
+    marks, n = below[0].rstrip(), len(lines[at].rstrip())
+    rule = below[1] * (n if len(marks) == len(old.rstrip()) else max(len(marks), n))
+    if at and lines[at - 1].rstrip() == marks:
+        lines[at - 1] = rule
+    lines[at + 1] = rule
+
+
 def _title_of(part: Part, lines: Sequence[str]) -> Iterator[int]:
     """Yield the lines of a heading that have its words: it may begin with a line above it."""
     yield part.start
@@ -230,11 +247,8 @@ def _replace(rename: Rename, reading: Reading) -> CodeEdit | None:
     for i in found:
         new[i], n = pattern.subn(lambda _: rename.new, lines[i])
         n_places += n
-        for at in (i - 1, i + 1) if i in heads else ():
-            if 0 <= at < len(lines) and (rule := _RULE.fullmatch(lines[at])):
-                n_marks, n_old = len(rule[0].rstrip()), len(lines[i].rstrip())
-                n = len(new[i].rstrip())
-                new[at] = rule[1] * (n if n_marks == n_old else max(n_marks, n))
+        if i in heads:
+            _fit_rules(new, i, lines[i])
     is_value = bool(rename.around) or rename.kind not in {"word", "text", "string", "name", "term"}
     # a word of prose is replaced wherever it stands
     is_word = not rename.around and "prose" in reading.language.traits

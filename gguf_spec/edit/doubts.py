@@ -670,8 +670,8 @@ def _more_than_removed(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
 
 
 _MOVES_IT = re.compile(
-    r"(?i)\bmove\b(?!\w)(?=.*\b(?:to|into|in|under|below|above|behind|after|before)\b)|\bverschieb\w*|"
-    r"\bdéplace\w*|\bmuev[ae]\b|\bmov[ae]\b|移动|移到|移動"
+    r"(?i)(?:^|[,.;:!]\s*|\b(?:please|and|then|so)\s+)move\b(?=.*\b(?:to|into|in|under|below|above|behind|"
+    r"after|before)\b)|\bverschieb\w*|\bdéplace\w*|\bmuev[ae]\b|\bmova\b|移动|移到|移動"
 )
 
 
@@ -697,7 +697,8 @@ _KEEPS = re.compile(
 
 def _misspelt_still(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection if a named word was corrected at one place, and stands at another."""
-    if not _SPELLING.search(reading.instruction) or _KEEPS.search(reading.instruction):
+    asked = reading.instruction
+    if not _SPELLING.search(asked) or _KEEPS.search(asked) or _COMMENTED.search(asked):
         return []
     gone = {
         word.lower()

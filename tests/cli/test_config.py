@@ -265,6 +265,11 @@ def test_a_switch_of_an_earlier_release(config, monkeypatch, words, file, variab
     assert context.params["draft_texts"] == value
 
 
+def test_a_variable_of_an_earlier_release_is_shown(here, config):
+    shown = out(here("config", env=config("") | {"GGUF_SPEC_SHARED_DRAFTS": "1"}))
+    assert "GGUF_SPEC_SHARED_DRAFTS" in shown
+
+
 def test_a_switch_of_an_earlier_release_that_is_no_switch(here, config):
     check(
         here("config", env=config("[serve]\nshared-drafts = 3\n")),

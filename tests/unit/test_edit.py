@@ -219,6 +219,9 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.md", "## Get it\n\nGet it here.\n", 'change the heading "Get it" to "Install"', [("## Get it", "## Install")]),
     ("a.rst", "Get it\n------\n\nGet it here.\n", 'change the heading "Get it" to "Install now"', [("Get it\n------", "Install now\n-----------")]),
     ("a.rst", "====\nSome\n====\n\nSome words.\n", 'change the title "Some" to "Something"', [("====\nSome\n====", "=========\nSomething\n=========")]),
+    # the lines of a front matter, and one below a heading with a mark of its own, are no part of it
+    ("a.md", "---\na: 1\n---\n# Get it\n***\n", 'change the heading "Get it" to "Installation"', [("# Get it", "# Installation")]),
+    ("a.md", "---\na: 1\n---\nGet it\n------\n", 'change the heading "Get it" to "Installation"', [("Get it\n------", "Installation\n------------")]),
     ("a.md", MARKDOWN, 'in the section "Install" write heading2 instead of heading', [("no heading", "no heading2")]),
 ])  # fmt: skip
 def test_changes_by_code(name, text, instruction, pairs):

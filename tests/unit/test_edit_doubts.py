@@ -290,6 +290,9 @@ DOUBTED = [
 NOT_DOUBTED = [
     ("a.py", "raise an IndexError instead of a ValueError", [("raise ValueError", "raise IndexError")], "def f():\n    raise ValueError\n\n\ndef g():\n    x = ValueError\n"),
     ("a.md", "move 'buy milk' to the end of the list", [("- buy milk\n- call Ann\n- run\n", "- call Ann\n- run\n- buy milk\n")], "# List\n\n- buy milk\n- call Ann\n- run\n"),
+    ("a.js", "log each move to the console", [("  step(m);\n", "  step(m);\n  console.log(m);\n")], "for (const m of moves) {\n  step(m);\n}\n"),
+    ("a.js", "let the player move faster", [("speed: 1", "speed: 1 * 2")], "const player = {speed: 1};\n"),
+    ("a.py", "fix the spelling of recieve in the comment", [("# recieve it", "# receive it")], "# recieve it\ndef recieve():\n    return 1\n"),
     ("a.py", "remove the argument b of f", [("def f(a, b):", "def f(a):")], "def f(a, b):\n    return a\n"),
     ("a.srt", "no italics in Forty miles", [("<i>Forty miles</i>", "Forty miles")], "1\n00:00:01,000 --> 00:00:02,000\nHello\n\n2\n00:00:03,000 --> 00:00:04,000\n<i>Forty miles</i>\n"),
     ("a.md", "add a section 'Browser' before 'Related' that says it works in browsers", [("## Related\n", "## Browser\n\nIt works in browsers, with a bundler.\n\n## Related\n")], "# Slug\n\nUse it.\n\n## Related\n\n- [one](https://example.com/one) for the shell\n- [two](https://example.com/two) for the rest\n"),
