@@ -139,9 +139,9 @@ class ModelPair(Generic[S]):
                 self._files.read_statistics(self.experiences)
 
     def measure_whole(self) -> None:
-        """Measure a profile where its costs are guessed, or those of answers."""
+        """Measure a profile where there is none, or its costs are guessed or those of answers."""
         files = self._files
-        if files and self.profile is not DEFAULT_PROFILE and not self.profile.is_whole:
+        if files and not self.target.why_plain and not self.profile.is_whole:
             self.use_profile(self._measured(lambda _, draft: files.measure(draft is not None)))
             files.read_statistics(self.experiences)
 

@@ -1089,6 +1089,9 @@ def _cheap_drafts(profile: Profile) -> Profile:
         draft_depth={},
         token_s=0.0,
         proposal_s=0.0,
+        guessed=(),
+        guessed_draft=(),
+        checked=True,
     )
 
 

@@ -228,10 +228,14 @@ def test_how_far_rows_are_apart():
 
 
 @pytest.mark.full
-def test_without_a_draft_model_drafts_come_from_the_text():
+@pytest.mark.parametrize("sure", [True, False], ids=["steady", "beside other programs"])
+def test_without_a_draft_model_drafts_come_from_the_text(sure):
     from gguf_spec import load
 
     with load("tales", "none", threads=1) as llm:
+        llm.measure()
+        guessed = () if sure else tuple(llm.profile.target)
+        llm.use_profile(replace(llm.profile, checked=sure, guessed=guessed))
         report = verify(llm, ["The fox"], n_tokens=24, n_draws=20)
     assert report.ok
     assert {one.drafter for one in report.comparisons} == {*TEXT_WAYS}

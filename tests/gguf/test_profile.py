@@ -77,11 +77,15 @@ def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measure
     assert len(measured) == 1
 
 
-def test_plain_decoding_measures_nothing(cache, measured):
+def test_plain_decoding_measures_nothing_unless_it_is_asked_to(cache, measured):
     with load(draft=None) as llm:
         llm.generate("Once", Sampling(max_tokens=4))
     assert measured == []
     assert not (cache / "profiles").exists()
+    with load(draft=None) as llm:
+        llm.measure()  # as `verify` and `bench` do, which then draft from the text
+        assert measured == [1]
+        assert llm.profile.is_whole
 
 
 @pytest.mark.full
