@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .runtime.stream import Stream
     from .system.subprogram import freeze_support
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 __all__ = [
     "LLM",
     "Answer",
