@@ -6,6 +6,7 @@ The reach of a file are the files of this package that importing it loads, found
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -43,9 +44,15 @@ def _statements(body):
 
 def imported(name, files):
     """Return the modules of this package that importing one module asks for."""
-    path, found = files[name], set()
+    path = files[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _statements(ast.parse(path.read_text(encoding="utf-8")).body):
+    return _asked(path.read_text(encoding="utf-8"), package) & files.keys() - {name}
+
+
+@cache
+def _asked(text, package):
+    found = set()
+    for node in _statements(ast.parse(text).body):
         if isinstance(node, ast.Import):
             found.update(one.name for one in node.names)
             continue
@@ -53,7 +60,7 @@ def imported(name, files):
         base = parts[: len(parts) - node.level + 1] if node.level else []
         base = ".".join([*base, *([node.module] if node.module else [])])
         found.update([base, *(f"{base}.{one.name}" for one in node.names)])
-    return found & files.keys() - {name}
+    return found
 
 
 def reach(name, files=None):

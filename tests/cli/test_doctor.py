@@ -158,6 +158,7 @@ def test_a_driver_that_crashes(backend):
         assert result.stderr == b""
 
 
+@pytest.mark.full
 def test_every_command_says_that_a_driver_crashes(backend):
     """They ended with exit code 139, without a word; what works is asked once."""
     crash = '#include <stdlib.h>\nvoid __attribute__((constructor)) f(void) { if (getenv("CRASH")) abort(); }'
@@ -179,6 +180,7 @@ def test_every_command_says_that_a_driver_crashes(backend):
     assert run(*command).returncode == 0
 
 
+@pytest.mark.full
 def test_a_library_for_a_gpu_that_is_no_library(backend, tmp_path):
     run = backend("libggml-vulkan.so", "")
     (tmp_path / "libraries" / "libggml-vulkan.so").write_text("no library")

@@ -147,6 +147,7 @@ def test_a_batch_gives_the_same(run, tmp_path):
     assert shared.read_text() == own.read_text()
 
 
+@pytest.mark.full
 def test_more_requests_at_once_than_the_server_runs(run, tmp_path):
     """They are not fewer than the command asks for: the model is loaded."""
     words = ("batch", "-", "-", "-m", "tales", "--threads", 1, "--parallel")

@@ -211,6 +211,7 @@ def chosen(settings, **options):
         return llm.draft_name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["torn", "shorter", "no record", "record"])
 def test_a_copy_that_is_not_whole_is_not_used(run, home, settings, fault):
     run("pull", "big")

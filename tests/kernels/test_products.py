@@ -130,6 +130,7 @@ def test_bits_of_many_rows(name, repacked, instruction_set):
             assert np.array_equal(bits(found), bits(alone[:width])), width
 
 
+@pytest.mark.few(5)
 @WITH_TILES
 @pytest.mark.parametrize(("name", "repacked"), TILED)
 def test_bits_with_tiles(name, repacked, instruction_set):

@@ -211,6 +211,7 @@ def test_a_bug_is_noticed(bug, tmp_path):
 # ---- whole texts
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("parallel", "most"), [(1, 20_000), (3, 20_000), (1, -1), (1, 500)])
 def test_texts_are_those_without_the_library(library, monkeypatch, parallel, most):
     """Drafts, near ties, penalties of long texts and log-probabilities; and each request used the library.

@@ -169,7 +169,7 @@ def run(files, kind, n, folder, **options):
         run_state_machine_as_test(make, settings=settings(**checks, **options))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_any_order_of_requests(files, kind, n, tmp_path):
