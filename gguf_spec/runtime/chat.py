@@ -424,6 +424,15 @@ class Turn(OfOneProcess):
         return self._stream.stats
 
     @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation with the question and the text of the answer so far."""
+        result = self.result
+        answer: dict[str, Any] = {"role": "assistant", "content": result.text}
+        if result.reasoning:
+            answer["reasoning_content"] = result.reasoning
+        return [*self._messages, answer]
+
+    @property
     def result(self) -> Completion:
         """The answer so far."""
         result = self._stream.result
@@ -450,12 +459,10 @@ class Turn(OfOneProcess):
             self._open = False
             self._chat.last = result = self.result
             if result.tokens or result.finish_reason != "cancelled":
-                answer: dict[str, Any] = {"role": "assistant", "content": result.text}
-                if result.reasoning:
-                    answer["reasoning_content"] = result.reasoning
+                messages = self.messages
                 if self.calls:
-                    answer["tool_calls"] = self.calls
-                self._chat.messages[:] = [*self._messages, answer]
+                    messages[-1]["tool_calls"] = self.calls
+                self._chat.messages[:] = messages
 
     def _read_calls(self, text: str) -> None:
         if self._tools:

@@ -36,6 +36,7 @@ def prompts_of(llm, n_users, n_tokens):
     """Return a prompt for each user: another part of a real text, and a question."""
     text = next(one for one in LONG_WORKLOADS if one.name == "document-4k")
     words = text.form(10_000).text.split()
+    words *= 1 + n_tokens // len(words)  # the text has 3,500 words
     found = []
     for user in range(n_users):
         start = user * 317 % max(1, len(words) - n_tokens)

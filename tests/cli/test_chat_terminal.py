@@ -465,6 +465,20 @@ def test_sigterm_restores_the_terminal(terminal, tmp_path, while_it_answers):
 
 @pytest.mark.full
 @pytest.mark.parametrize("while_it_answers", [False, True])
+def test_a_killed_chat_keeps_what_was_said(terminal, while_it_answers):
+    model = ("-m", "on.gguf", "-n", "-1", "--ctx", "60000") if while_it_answers else ()
+    terminal.begin(*model)
+    terminal.type("hello", "Enter")
+    terminal.see(f"{SAYS}\n{SAYS}" if while_it_answers else f"{SAYS}\n\n>")
+    os.kill(terminal.pid(), signal.SIGKILL)
+    terminal.see("code 137")
+    terminal.begin("-c")
+    seen = terminal.screen()
+    assert "Chat of 2 messages: hello" in seen and f"Answer: {SAYS[0]}" in seen
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("while_it_answers", [False, True])
 def test_a_terminal_that_is_closed_saves_the_conversation(terminal, tmp_path, while_it_answers):
     file = tmp_path / "talk.session"
     model = ("-m", "on.gguf", "-n", "-1", "--ctx", "60000") if while_it_answers else ()

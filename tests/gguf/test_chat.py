@@ -143,10 +143,13 @@ def test_a_stopped_answer_stays_in_the_chat(llm):
     chat = llm.chat(sampling=Sampling(seed=1, max_tokens=200, ignore_eos=True))
     with chat.stream("Tell me a long tale.") as turn:
         heard = next(turn).text
+        assert not chat.messages
+        asked = {"role": "user", "content": "Tell me a long tale."}
+        assert turn.messages == [asked, {"role": "assistant", "content": turn.result.text}]
         turn.cancel()
         heard += "".join(chunk.text for chunk in turn)
     assert turn.result.finish_reason == "cancelled"
-    assert chat.messages[-1] == {"role": "assistant", "content": heard}
+    assert chat.messages == turn.messages == [asked, {"role": "assistant", "content": heard}]
     assert len(turn.result.tokens) < 100
     assert chat.send("Go on.").text
     before = list(chat.messages)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -87,6 +88,7 @@ _MEANT = {
     **dict.fromkeys(("/clip", "/clipboard", "/yank"), "/copy"),
 }
 # Words of other programs that are the same command here.
+_KEEP_S = 2.0  # between two copies of an answer that goes on
 _ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/new": "/reset"}
 # Options that load the models again -> their field; and other names of the first.
 OF_LOADING = {one: one for one in ("kv_type", "threads", "gpu_layers", "mmproj")} | {"ctx": "n_ctx"}
@@ -168,12 +170,14 @@ class PipeUI:
         if self._as_json:  # the output has one object per input line
             self._print({"error": message, "hint": hint})
 
-    def answer(self, turn: Turn, bar: LateBar) -> None:
+    def answer(self, turn: Turn, bar: LateBar, seen: Callable[[], object]) -> None:
+        """Show an answer; `seen` is called after each of its chunks."""
         try:
             for chunk in turn:
                 bar.remove()
                 if not self._as_json:
                     write(self._out, styled(chunk, self.show_draft))
+                seen()
         finally:
             bar.remove()
             result = turn.result
@@ -357,7 +361,15 @@ class ChatLoop:
                 oldest = "message was" if n == 1 else f"{n} messages were"
                 self._ui.say(f"Note: the context was full, so the oldest {oldest} dropped.")
             bar.begin(turn.stats.n_prompt, self.llm.prompt_token_s)
-            self._ui.answer(turn, bar)
+            next_s = 0.0
+
+            def seen() -> None:  # a process that is killed keeps the question and the answer so far
+                nonlocal next_s
+                if self.kept and time.monotonic() >= next_s:
+                    next_s = time.monotonic() + _KEEP_S
+                    self.kept.write(turn.messages, self.llm.name, self._settings.to_dict())
+
+            self._ui.answer(turn, bar, seen)
         return turn
 
     def _keep(self) -> None:

@@ -131,7 +131,7 @@ class TerminalUI(PipeUI):
         error = [("Error: ", "red"), (f"{message}\n", "")]
         self._tell([*error, ("Hint: ", "dim"), (as_called(hint), "")])
 
-    def answer(self, turn: Turn, bar: LateBar) -> None:
+    def answer(self, turn: Turn, bar: LateBar, seen: Callable[[], object]) -> None:
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
         wrap = None if self._dumb else Wrap(lambda: self._out.width)
@@ -144,6 +144,7 @@ class TerminalUI(PipeUI):
                 pieces = styled(chunk, self.show_draft)
                 shown = [(text.translate(CONTROL), style) for text, style in pieces]
                 self._flow(shown, markdown, wrap)
+                seen()
         finally:
             bar.remove()
             rest = markdown.finish() if markdown else []
