@@ -33,18 +33,18 @@ of_embeddings = schema_of(("bert.gguf", "rank.gguf", "tales"), EMBEDDINGS.__cont
 
 
 @of_all.parametrize()
-@settings(SETTINGS, max_examples=20)
+@settings(SETTINGS, max_examples=12)
 def test_no_500(case, small):
     check(case, small)
 
 
 @of_ollama.parametrize()
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=20)
 def test_no_500_of_ollama(case, small):
     check(case, small)
 
 
 @of_embeddings.parametrize()
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=30)
 def test_no_500_of_embeddings(case, several):  # noqa: F811
     check(case, several)
