@@ -39,19 +39,13 @@ GENERATED_OR_HISTORY = {
 }
 # Options of other programs: docker, xcode-select, scripts/test, llama.cpp, aider, llm.
 OTHER_OPTIONS = {
-    "--no-auto-commits",  # of aider
-    "--no-gitignore",
-    "--all",
-    "--build-arg",
-    "--cpu",
-    "--install",
-    "--slow",
-    "--tier",
-    "--verifytypes",  # of pyright
+    option
+    for path in [*(ROOT / "scripts").rglob("*.py"), ROOT / "tests" / "conftest.py"]
+    for option in re.findall(r'"(--[a-z][a-z-]+)"', path.read_text(encoding="utf-8"))
 }
-OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
-OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
-OTHER_OPTIONS |= {"--contenders", "--long", "--peer", "--runs", "--users", "--widths"}  # of scripts
+OTHER_OPTIONS |= {"--no-auto-commits", "--no-gitignore", "--edit-format"}  # of aider
+OTHER_OPTIONS |= {"--build-arg", "--install", "--options", "--schema"}  # of Docker, llm
+OTHER_OPTIONS |= {"--verifytypes"}  # of pyright
 # of llama.cpp
 OTHER_OPTIONS |= {
     name
@@ -62,14 +56,7 @@ OTHER_OPTIONS |= {
 OTHER_OPTIONS |= {"--onefile", "--find-links", "--no-index"}  # of PyInstaller, pip
 OTHER_OPTIONS |= {"--include-distribution-metadata", "--include-package", "--include-package-data"}
 OTHER_OPTIONS |= {"--mode", "--nofollow-import-to", "--noinclude-custom-mode"}  # of Nuitka
-OTHER_OPTIONS |= {
-    "--half",
-    "--out",
-    "--try",
-    "--variant",
-    "--workloads",
-    "--with-dependencies",
-}  # of scripts
+OTHER_OPTIONS |= {"--all", "--variant"}  # of scripts/test
 OTHER_OPTIONS |= {"--gpu", "--images", "--native", "--ready-made"}  # of scripts/run
 # What is looked up and not read may be long; the log of experiments is not part of the site.
 LONG_PAGES = {"docs/cli.md", "docs/decisions/log.md", "docs/python-api.md"}
