@@ -88,8 +88,8 @@ _MEANT = {
     **dict.fromkeys(("/clip", "/clipboard", "/yank"), "/copy"),
 }
 # Words of other programs that are the same command here.
-_KEEP_S = 2.0  # between two copies of an answer that goes on
 _ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/new": "/reset"}
+_KEEP_S = 2.0  # between two copies of an answer that goes on
 # Options that load the models again -> their field; and other names of the first.
 OF_LOADING = {one: one for one in ("kv_type", "threads", "gpu_layers", "mmproj")} | {"ctx": "n_ctx"}
 _NAMES_OF_CTX = dict.fromkeys(("n_ctx", "ctx_size", "num_ctx", "context", "context_length"), "ctx")
