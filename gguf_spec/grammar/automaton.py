@@ -429,17 +429,18 @@ class Known:
 
     def number(self, state: State) -> int:
         at = self._numbers.get(state)
-        if at is None:
-            with self._lock:
-                at = self._numbers.setdefault(state, len(self.states))
-                if at == len(self.states):
-                    self.states.append(state)
-                    self.cached += 4
-                    if at == len(self.addresses):
-                        self.addresses = np.concatenate(
-                            (self.addresses, np.zeros_like(self.addresses))
-                        )
-        return at
+        if at is not None:
+            return at
+        with self._lock:
+            at = self._numbers.get(state)
+            if at is None:
+                at = len(self.states)
+                if at == len(self.addresses):
+                    self.addresses = np.concatenate((self.addresses, np.zeros_like(self.addresses)))
+                self.cached += 4
+                self.states.append(state)
+                self._numbers[state] = at  # last: Ctrl-C before it leaves a number without a use
+            return at
 
     def add_row(self, at: int, row: array[int], work: int) -> array[int]:
         """Keep the row of a state; return the one that is kept."""
@@ -559,7 +560,7 @@ class Automaton:
         if row is None:
             known, before = self.known.rows.get(at), self.work
             if known:
-                row = known[0]
+                row = self.known.add_row(at, *known)  # Ctrl-C may have left it without its address
                 self.work += known[1]
                 self._rest_at += known[1]  # it takes no time
                 self._check_work()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -84,32 +85,37 @@ class Pieces:
         return found
 
     def tree(self, make: MakeTree) -> TokenTree:
-        with _lock:
-            if self._tree is None:
-                texts = self._texts
-                order = sorted((i for i, text in enumerate(texts) if text), key=texts.__getitem__)
-                ends = np.cumsum([len(texts[i]) for i in order], dtype=np.int64)
-                flat = b"".join([texts[i] for i in order])
-                self._tree = make(flat, ends, np.array(order, dtype=np.int32))
-            return self._tree
+        """Return the tree of the tokens; two threads that ask for it at once may both make it."""
+        if self._tree is None:
+            texts = self._texts
+            order = sorted((i for i, text in enumerate(texts) if text), key=texts.__getitem__)
+            ends = np.cumsum([len(texts[i]) for i in order], dtype=np.int64)
+            flat = b"".join([texts[i] for i in order])
+            self._tree = make(flat, ends, np.array(order, dtype=np.int32))
+        return self._tree
 
     def known(self, gbnf: str) -> Known:
-        """Return what is known of a grammar; the one that was not used for longest is forgotten."""
-        with _lock:
-            known = self.grammars.pop(gbnf, None) or Known(Lock())
-            while known.is_full:
-                known = known.next()
-            self.grammars[gbnf] = known
-            while len(self.grammars) > 1 and _size(self.grammars) > self.most_known:
-                del self.grammars[next(iter(self.grammars))]
-            return known
+        """Return what is known of a grammar; the one that was not used for longest is forgotten.
+
+        It takes no lock, so an exception at any point leaves none. Each step is one operation of a
+        dictionary; of two threads that ask for a new grammar at once, each may get its own.
+        """
+        known = self.grammars.pop(gbnf, None) or Known(_lock)
+        while known.is_full:
+            known = known.next()
+        self.grammars[gbnf] = known
+        while len(kept := [*self.grammars.items()]) > 1 and _size(kept) > self.most_known:
+            self.grammars.pop(kept[0][0], None)
+        return known
 
 
-def _size(known: Mapping[str, Known]) -> int:
-    return sum(4000 + one.cached + len(gbnf) // 8 for gbnf, one in known.items())
+def _size(known: Sequence[tuple[str, Known]]) -> int:
+    return sum(4000 + one.cached + len(gbnf) // 8 for gbnf, one in known)
 
 
-_lock = Lock()
+_lock: Any = Lock()  # of what is known of all grammars; held for microseconds
+if hasattr(os, "register_at_fork"):  # free in the child, as by `system.process.renewed`
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 # pieces of the loaded models
 _pieces: WeakKeyDictionary[Vocabulary, Pieces] = WeakKeyDictionary()
 

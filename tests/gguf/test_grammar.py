@@ -2,8 +2,11 @@ import codecs
 import ctypes
 import json
 import math
+import os
 import random
 import re
+import signal
+import threading
 import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +31,7 @@ from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.sampling import native
 from tests.support import tiny
+from tests.support.bytecodes import Bytecodes, described
 from tests.support.pace import limit_s
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales" / "tales-target-Q8_0.gguf"
@@ -431,6 +435,73 @@ def test_a_row_that_another_thread_adds_first_is_kept():
     assert known.rows[0] == (theirs, 5)
     assert known.addresses[0] == theirs.buffer_info()[0]
     assert lock.n_entered == 2
+
+
+class Interrupted(list):
+    """A list whose first `append` is interrupted by Ctrl-C, before it or behind it."""
+
+    def __init__(self, behind):
+        super().__init__()
+        self.behind, self.n_appended = behind, 0
+
+    def append(self, one):
+        self.n_appended += 1
+        if self.n_appended > 1 or self.behind:
+            super().append(one)
+        if self.n_appended == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_interrupt_leaves_no_number_for_two_states(behind):
+    known = Known()
+    known.states = Interrupted(behind)
+    states = [(frozenset({(i,)}), b"") for i in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        known.number(states[0])
+    numbers = [known.number(one) for one in (states[1], states[0], states[2])]
+    assert len(set(numbers)) == 3
+    assert [known.states[at] for at in numbers] == [states[1], states[0], states[2]]
+
+
+def test_an_interrupt_leaves_no_row_without_an_address(model):
+    """The library asks for a row as long as its address is 0."""
+    gbnf = "root ::= [a-z ]+"
+    grammar = Grammar(model, gbnf, 0)
+    known, start = grammar.automaton.known, grammar.automaton.number(grammar.automaton.start)
+    row = grammar.automaton.row(start)
+    known.addresses[start] = 0  # Ctrl-C came between the row and its address
+    second = Grammar(model, gbnf, 0)
+    assert second.automaton.known is known
+    assert second.automaton.row(start) is row
+    assert known.addresses[start] == row.buffer_info()[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork with threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_has_no_lock_that_its_parent_held(model):
+    lock = Grammar(model, "root ::= [a-z ]+", 0).automaton.known._lock
+    with lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # ends a child that waits for ever
+            with lock:
+                os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_interrupt_anywhere_in_the_search_for_a_grammar_leaves_no_lock(model):
+    """More places than those at which Python handles signals."""
+    pieces, way = token_grammar.pieces_of(model), Bytecodes(["grammar/token_grammar.py"])
+    search = partial(pieces.known, "root ::= [a-z ]+")
+    for place in way.places(search):
+        with suppress(KeyboardInterrupt):
+            way.run(search, place)
+        found = []
+        after = threading.Thread(target=lambda: found.append(search()), daemon=True)  # noqa: B023
+        after.start()
+        after.join(20)
+        assert found, described(place)
 
 
 def test_a_full_memory_has_one_successor():
