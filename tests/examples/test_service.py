@@ -107,8 +107,17 @@ def right(tmp_path_factory):
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [*([one] for one in SETTINGS), SETTINGS], ids="+".join)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param([SETTINGS[0]], marks=pytest.mark.full),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in [*map(list, zip(SETTINGS[1:])), SETTINGS]
+        ),
+    ],
+    ids="+".join,
+)
 def test_a_server_answers_with_each_setting(tmp_path, right, settings):
     """Also with the own kernels, whose self-test is a process, and templates, which need another one."""
     done = answered(tmp_path, *settings)

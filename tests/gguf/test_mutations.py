@@ -239,6 +239,7 @@ def run(*arguments):
         text=True,
         check=False,
         env=environment(),
+        limit_s=900,
     )
     assert (child.returncode, child.stderr) == (0, "")
     print(child.stdout)
