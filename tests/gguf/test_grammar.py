@@ -5,7 +5,7 @@ import math
 import os
 import random
 import re
-import signal
+import sys
 import threading
 import time
 from array import array
@@ -30,7 +30,7 @@ from gguf_spec.llama import own_kernels
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.sampling import native
-from tests.support import tiny
+from tests.support import children, tiny
 from tests.support.bytecodes import Bytecodes, described
 from tests.support.pace import limit_s
 
@@ -477,17 +477,24 @@ def test_an_interrupt_leaves_no_row_without_an_address(model):
     assert known.addresses[start] == row.buffer_info()[0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork with threads
+FORK = """
+import os, signal
+from os import fork
+from gguf_spec.grammar.token_grammar import _lock as lock
+
+with lock:
+    child = fork()
+    if not child:
+        signal.alarm(20)  # ends one that waits for ever
+        with lock:
+            os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_child_has_no_lock_that_its_parent_held(model):
-    lock = Grammar(model, "root ::= [a-z ]+", 0).automaton.known._lock
-    with lock:
-        child = os.fork()
-        if not child:
-            signal.alarm(20)  # ends a child that waits for ever
-            with lock:
-                os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_a_forked_child_has_no_lock_that_its_parent_held():
+    children.run([sys.executable, "-c", FORK], check=True)
 
 
 def test_an_interrupt_anywhere_in_the_search_for_a_grammar_leaves_no_lock(model):

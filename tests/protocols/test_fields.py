@@ -84,11 +84,11 @@ def test_each_field_of_the_table(name, noted):
 def test_unknown_fields_are_named_once(noted, caplog):
     for _ in range(2):
         for route in READ:
-            assert same_request(read(route, temprature=1), read(route))
-    assert noted == ["temprature"]
-    assert caplog.text.count("temprature") == 1
+            assert same_request(read(route, temparature=1), read(route))
+    assert noted == ["temparature"]
+    assert caplog.text.count("temparature") == 1
     read_messages([{"role": "user", "content": "x", "other": {"a": 1}}] * 3)
-    assert noted == ["temprature", "messages[].other"]
+    assert noted == ["temparature", "messages[].other"]
     noted.clear()
     read("chat", **{"my secret is 5": 1, "empty": [], "off": False})
     assert noted == ["a field with an odd name"] and "secret" not in caplog.text
