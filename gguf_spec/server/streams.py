@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -47,10 +47,10 @@ class JsonAnswer(JSONResponse):
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
         body = bytes(self.body)
-        for i in range(0, len(body), _SENT_BYTES):
-            part, has_more = body[i : i + _SENT_BYTES], i + _SENT_BYTES < len(body)
-            await send({"type": "http.response.body", "body": part, "more_body": has_more})
-            await asyncio.sleep(0)  # a fast client takes each part at once
+        left = len(body)
+        async for part in _cut(body):
+            left -= len(part)
+            await send({"type": "http.response.body", "body": part, "more_body": left > 0})
 
 
 def weight(request: CompletionRequest, n_bytes: int, n_tokens: int) -> int:
@@ -165,17 +165,20 @@ class AnswerStream(PatientStream):
         try:
             n_bytes = self._weight(())
             data = await in_turn(self._turn, n_bytes, lambda: self._bytes(self._reply.first()))
-            for part in _cut(data):
+            async for part in _cut(data):
                 yield part
             # A ping may come after the last event.
             while not any(isinstance(one, (Done, ErrorEvent)) for one in batch):
+                if not events.empty():  # else `get` waits: the send of a fast client does not
+                    await asyncio.sleep(0)
                 silent.begin()
                 batch = [await events.get()]
                 silent.end()
                 while not events.empty() and len(batch) < _MOST_AT_ONCE:
                     batch.append(events.get_nowait())
                 n_bytes = self._weight(batch)
-                for part in _cut(await in_turn(self._turn, n_bytes, self._all_written, batch)):
+                data = await in_turn(self._turn, n_bytes, self._all_written, batch)
+                async for part in _cut(data):
                     yield part
         except Exception as error:
             log(error)
@@ -227,6 +230,9 @@ class AnswerStream(PatientStream):
         return b"".join(map(self._format.write, pieces))
 
 
-def _cut(data: bytes) -> Iterator[bytes]:
-    """Yield parts of some data that are sent at once."""
-    return (data[i : i + _SENT_BYTES] for i in range(0, len(data), _SENT_BYTES))
+async def _cut(data: bytes) -> AsyncIterator[bytes]:
+    """Yield parts of some data that are sent at once; other requests have their turn between."""
+    for i in range(0, len(data), _SENT_BYTES):
+        if i:
+            await asyncio.sleep(0)
+        yield data[i : i + _SENT_BYTES]

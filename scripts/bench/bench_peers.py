@@ -44,6 +44,7 @@ from gguf_spec.bench.workloads import LONG_WORKLOADS, WORKLOADS
 GOALS = {
     "memory": 1.0,
     "plain": 0.99,
+    "plain-sampled": 0.99,
     "draft": 1.0,
     "draft-sampled": 0.0,
     "useless": 0.98,
@@ -66,9 +67,8 @@ def workloads():
 def section(name, args):
     """Return draft, keywords of our `Speculation`, names of workloads, and the settings of each peer."""
     plain = {"llama-lookup, no draft": [Setting("N=0", "llama-lookup", flags("draft", n_max=0))]}
-    if (
-        name == "plain"
-    ):  # llama-bench decodes random tokens after nothing and samples none: as fast as the library can be
+    if name in ("plain", "plain-sampled"):
+        # llama-bench decodes random tokens after nothing and samples none: as fast as the library can be
         return None, {"k": 0}, ["story"], plain | {"llama-bench": [Setting("tg", "llama-bench")]}
     if name == "useless":
         return args.useless, {}, ["story"], plain
@@ -134,7 +134,7 @@ def same_text(ours, theirs, n_near_ties):
 
 def compare(name, workload, peer, settings, prompts, peers, ours):
     """Return the row of a peer: its best setting and ours in turn on every prompt, the first place changing from run to run."""
-    sampled = name == "draft-sampled"
+    sampled = name.endswith("-sampled")
     _setup.say(f"{name}, {workload}: {peer}, {len(settings)} setting{'s'[: len(settings) != 1]}")
     best, sweep = peers.best(settings, prompts, sampled)
     pairs, texts, lengths = [], [], {}
@@ -200,7 +200,7 @@ def rows_of(name, args, peers, prompts):
                 )
             return done
 
-        ours(None, args.tokens, name == "draft-sampled", 1)
+        ours(None, args.tokens, name.endswith("-sampled"), 1)
         for workload, (peer, sweep) in product(names, settings.items()):
             yield compare(name, workload, peer, sweep, prompts[workload], peers, ours)
 

@@ -466,22 +466,38 @@ def test_too_many_texts_with_a_bias(server, path):
     assert reply.status == 200
 
 
-def test_a_backlog_of_events_is_written_in_parts():
-    """A client that did not read for long has many events; other requests have their turn in between."""
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_a_backlog_of_events_is_written_in_parts(size):
+    """A client that did not read for long has many events; other requests have their turn in between.
+
+    So has the loop, to note that the client has left: what is written after that is lost.
+    """
+    turns = []
+
+    async def other():
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
 
     async def main():
+        task = asyncio.create_task(other())
         job = Job(None, read_text({"prompt": "a"}, Speculation(), None))
-        for _ in range(1000):
-            job.events.put_nowait(ChunkEvent(Chunk("b", (1,), 0, 0), ()))
+        for _ in range(1000 // size or 1):
+            job.events.put_nowait(ChunkEvent(Chunk("b" * size, (1,), 0, 0), ()))
         job.events.put_nowait(Done())
         reply = ResponseBuilder(job.request, Started("m", "llama"))
         stream = AnswerStream(
             job, job.request, reply, DATA_EVENTS, 9, 0, lambda: None, asyncio.Lock()
         )
-        return [part.count(b'"text":"b"') async for part in stream._batches()]
+        parts = [(part, len(turns)) async for part in stream._batches()]
+        task.cancel()
+        return parts
 
-    counts = asyncio.run(main())
-    assert sum(counts) == 1000 and max(counts) <= streams._MOST_AT_ONCE
+    parts, n_turns = zip(*asyncio.run(main()), strict=True)
+    counts = [part.count(b'"text":"b') for part in parts]
+    assert sum(counts) == (1000 // size or 1) and max(counts) <= streams._MOST_AT_ONCE
+    assert max(map(len, parts)) <= streams._SENT_BYTES < 1_000_000
+    assert len(parts) > 3 and n_turns == tuple(sorted(set(n_turns))), "no turn of others between"
 
 
 def test_a_closed_connection_ends_the_wait_for_an_edit(server, monkeypatch):
