@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import queue
 import signal
 import sys
 import threading
@@ -258,7 +259,8 @@ class LateBar(StatusLine):
     ) -> None:
         super().__init__(out, clock=clock)
         self._since, self._percent = self._told, -1
-        self._is_over, self._lock = threading.Event(), threading.Lock()
+        # Of these two a Ctrl-C in `remove` leaves no lock taken, as it may in an Event.
+        self._over, self._lock = queue.SimpleQueue[None](), threading.Lock()
 
     def begin(self, n_tokens: int, token_s: float = 0.0) -> None:
         """Show how a prompt of `n_tokens` is read, whose tokens cost `token_s` each if known."""
@@ -271,8 +273,8 @@ class LateBar(StatusLine):
             self._thread.start()
 
     def remove(self) -> None:
-        self._is_over.set()
         if self._thread:
+            self._over.put(None)
             self._thread.join()
             self._thread = None
         super().remove()
@@ -290,8 +292,11 @@ class LateBar(StatusLine):
         self._draw(at)
 
     def _move(self) -> None:
-        while not self._is_over.wait(MOVE_S):
-            self._draw(self._clock())
+        while True:
+            try:
+                return self._over.get(timeout=MOVE_S)
+            except queue.Empty:
+                self._draw(self._clock())
 
     def _draw(self, at: float) -> None:
         with self._lock:

@@ -7,9 +7,9 @@ import faulthandler
 import gc
 import math
 import os
+import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -357,14 +357,15 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
     Args:
         end: Called when the first signal arrives.
     """
-    stopped, caught = threading.Event(), list[int]()
+    # `put` may be called by a signal handler inside of `get`; an Event could wait for itself.
+    stopped, caught = queue.SimpleQueue[int](), list[int]()
 
     def stop(number: int, _frame: object) -> None:
         signals.handled(number)
         if not caught:
             end()
         caught.append(number)
-        stopped.set()
+        stopped.put(number)
 
     from ..server import systemd_service
 
@@ -374,8 +375,9 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
             begin()
         with systemd_service(server):
             # The wait has a timeout because Windows delivers Ctrl-C only between waits.
-            while server.is_running and not stopped.wait(0.5):
-                pass
+            while server.is_running and not caught:
+                with contextlib.suppress(queue.Empty):
+                    stopped.get(timeout=0.5)
         if signal.SIGINT in caught and sys.stderr and sys.stderr.isatty():
             click.echo("\nEnding. Ctrl-C again ends running answers at once.", err=True)
         server.stop()

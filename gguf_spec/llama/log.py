@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -36,8 +35,24 @@ _FILE = "failed to load model from"
 # a hint, and the option that shows llama.cpp's log
 _SHOWN = "{}[; {verbose=True} shows llama.cpp's log]."
 
+
+class Switch:
+    """What may be set and cleared. An Event has a lock: Ctrl-C in its code leaves it taken."""
+
+    _is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
 # whether the whole log goes to stderr
-verbose: threading.Event = threading.Event()
+verbose: Switch = Switch()
 _lines: collections.deque[str] = collections.deque(maxlen=20)
 # level -> its last line after loading
 _last: dict[int, bytes] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -281,10 +280,10 @@ class AsyncLLM(OfOneProcess):
 
     async def _compute(self, work: Callable[..., T], on_pass: OnProgress | None) -> T:
         """Call `work` in a thread; if the task is cancelled, it ends after the current pass."""
-        is_cancelled = threading.Event()
+        is_cancelled = False
 
         def passed(progress: Progress) -> None:
-            if is_cancelled.is_set() or _program_ends.is_set():
+            if is_cancelled or _program_ends:
                 raise _CancelledError
             if on_pass:
                 on_pass(progress)
@@ -298,7 +297,7 @@ class AsyncLLM(OfOneProcess):
             return result.result()
         except (asyncio.CancelledError, BusyError):
             result.cancel()
-            is_cancelled.set()
+            is_cancelled = True
             raise
 
     def _check_streams(self, n_most: int) -> None:
@@ -638,13 +637,14 @@ class AsyncStream(OfOneProcess):
 
 
 _opened: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
-_program_ends = threading.Event()
+_program_ends = False
 
 
 @before_end_of_threads
 def _cancel_all() -> None:
     """Cancel all requests with the program, which waits for the threads."""
-    _program_ends.set()
+    global _program_ends  # noqa: PLW0603 -- a process has one end
+    _program_ends = True
     for llm in [*_opened]:
         for one in [*llm._running]:
             one.cancel()

@@ -52,6 +52,7 @@ from ..llama.state_pieces import (
 from ..options import IMAGE_IDS
 from ..passes import Exactness
 from ..registry.download import known_sum, sum_of
+from ..results import POLL_S
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 from ..system.piece_folder import Piece, PieceFolder, folder_and_limit
@@ -377,7 +378,8 @@ class KeptPrompts:
         self._draft = Chain(folder, draft, draft.path.name) if draft else None
         self._found: OrderedDict[bytes, _Use] = OrderedDict()
         self._jobs: deque[Callable[[], None]] = deque()
-        self._changed, self._is_writing = threading.Condition(), False
+        # No condition: Ctrl-C in its Python code leaves its lock taken.
+        self._lock, self._is_writing = threading.RLock(), False
         self._file, adapters = target.file, target.options.lora
         self._files = [*target.file.paths, *(one.path for one in adapters)]
         _all.add(self)
@@ -504,7 +506,7 @@ class KeptPrompts:
         return job is not None
 
     def _start(self, job: Callable[[], None]) -> None:
-        with self._changed:
+        with self._lock:
             self._jobs.append(job)
             if self._is_writing:
                 return
@@ -513,10 +515,9 @@ class KeptPrompts:
 
     def _write(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._jobs:
                     self._is_writing = False
-                    self._changed.notify_all()
                     return
                 job = self._jobs[0]
             try:
@@ -524,13 +525,15 @@ class KeptPrompts:
             except Exception as error:  # a full disk, no memory: the prompt is read again
                 self.folder.warn("%s cannot be written (%s).", self.folder.path, error)
             self._found.clear()
-            with self._changed:
+            with self._lock:
                 self._jobs.popleft()
 
     def flush(self, seconds: float = _END_S) -> bool:
         """Wait until all is written, at most some seconds; return whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._is_writing, seconds)
+        end = time.monotonic() + seconds
+        while self._is_writing and time.monotonic() < end:
+            time.sleep(POLL_S)
+        return not self._is_writing
 
     def forget(self) -> None:
         """Remove the kept prompts of these models."""

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakSet
@@ -92,7 +92,8 @@ class _Jobs(Generic[J, R]):
         self.ended = queue.SimpleQueue()
         self._work, self._n, self._cancellation = work, n_at_once, cancellation
         self._waiting, self._n_open = deque[J](), 0
-        self._changed = threading.Condition()  # only the threads change the number
+        # Only the threads hold the lock and change the number: Ctrl-C could leave it taken.
+        self._lock, self._fewer = threading.Lock(), queue.SimpleQueue[None]()
         self._pool = ThreadPoolExecutor(n_at_once, "gguf-spec-many")
 
     def begin(self, job: J) -> None:
@@ -106,17 +107,20 @@ class _Jobs(Generic[J, R]):
     def end(self) -> None:
         """End all jobs, and wait for that: those that run end after the current round."""
         self.cancel()
-        with self._changed:
-            while self._n_open:
-                self._changed.wait(_WAIT_S)
+        while self._n_open:
+            with suppress(queue.Empty):
+                self._fewer.get(timeout=_WAIT_S)
         self._pool.shutdown()
 
     def _begin_next(self) -> None:
-        with self._changed:
-            if not self._waiting or self._n_open >= self._n or self._cancellation.is_set:
+        with self._lock:
+            if not self._waiting or self._n_open >= self._n:
+                return
+            self._n_open += 1  # before the look at the mark, so that `end` sees one of both
+            if self._cancellation.is_set:
+                self._n_open -= 1
                 return
             job = self._waiting.popleft()
-            self._n_open += 1
         self._go_on(job, self._work(job), None)
 
     def _go_on(self, job: J, work: Work[R], error: BaseException | None) -> None:
@@ -127,9 +131,10 @@ class _Jobs(Generic[J, R]):
             self.ended.put((job, end.value, None))
         except BaseException as raised:
             self.ended.put((job, None, raised))
-        with self._changed:
+        with self._lock:
             self._n_open -= 1
-            self._changed.notify_all()
+        if self._cancellation.is_set:
+            self._fewer.put(None)
         self._submit(self._begin_next)
 
     def _submit(self, function: Callable[..., object], *given: object) -> None:

@@ -265,8 +265,7 @@ class RequestQueue(Turns, OfOneProcess):
         self._queue: list[QueuedRequest] = []
         self._running: list[QueuedRequest] = []
         self._wakes: SimpleQueue[object] = SimpleQueue()
-        self._is_idle = threading.Event()
-        self._is_idle.set()
+        self._is_idle = True
         self._thread: threading.Thread | None = None
 
     def open(self, request: Request) -> Stream:
@@ -450,9 +449,10 @@ class RequestQueue(Turns, OfOneProcess):
         self.is_closed = True
         self._cancel_jobs()
         end = time.monotonic() + _EXIT_S
-        while not self._is_idle.wait(_WAIT_S) and time.monotonic() < end:
+        while not self._is_idle and time.monotonic() < end:
             if any(job.generation.called_back_s > _CALLBACK_S for job in self._jobs()):
                 return
+            time.sleep(POLL_S)  # no Event: Ctrl-C in its Python code leaves its lock taken
 
     def _cancel_jobs(self) -> None:
         for job in self._jobs():
@@ -467,7 +467,7 @@ class RequestQueue(Turns, OfOneProcess):
     def work(self) -> None:
         """Compute the requests of streams that have the turn, one after another."""
         while self._queue:
-            self._is_idle.clear()
+            self._is_idle = False
             self._running = [job := self._queue[0]]
             del self._queue[0]
             ticket = job.ticket
@@ -480,7 +480,7 @@ class RequestQueue(Turns, OfOneProcess):
             self.leave(ticket)
             if not is_cancelled:
                 job.end(error)
-            self._is_idle.set()
+            self._is_idle = True
 
 
 class ParallelQueue(RequestQueue):
@@ -561,13 +561,13 @@ class ParallelQueue(RequestQueue):
         while self._queue:
             try:
                 self.join(ticket, self._drop_cancelled)
-                self._is_idle.clear()  # before the check, so that `stop` sees one of both
+                self._is_idle = False  # before the check, so that `stop` sees one of both
                 self.check_open()
                 self._run(ticket)
             except Exception as error:
                 self._fail(error)
             finally:
-                self._is_idle.set()
+                self._is_idle = True
                 self.leave(ticket)
 
     def _fail(self, error: Exception) -> None:

@@ -17,6 +17,7 @@ import operator
 import os
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..images import GivenImage, has_images
 from ..options import LOADING, Message, PromptOptions, Sampling, Speculation
 from ..results import (
+    POLL_S,
     Chunk,
     Completion,
     Ended,
@@ -445,7 +447,7 @@ class RemoteEngine:
         """Ask a server for a model, by its name there; `load` loads its file in this process."""
         self.url, self._server, self._model, self._load = server.url, server, model, load
         self.loaded: LLM | None = None  # here, since the server does not answer
-        self._loading, self._ended = threading.Lock(), threading.Event()
+        self._loading, self._has_ended = threading.Lock(), False
         self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
         self._is_taken = False
         facts: Facts
@@ -553,8 +555,7 @@ class RemoteEngine:
             # A server whose queue is full is not taken; one that was taken is waited for.
             if response.status != 429 or not wait.isdigit() or not self._is_taken:
                 raise _NotServedError
-            if self._ended.wait(int(wait)):
-                raise ClosedError
+            self._pause(int(wait))
 
         def end() -> None:
             with contextlib.suppress(OSError):
@@ -563,12 +564,12 @@ class RemoteEngine:
         parts = _parts(response, connection)
         self._waiting.append(end)
         try:
-            if self._ended.is_set():
+            if self._has_ended:
                 connection.close()  # `parts` closes it only once it has begun
                 raise ClosedError
             first = next(parts, None)  # an error comes here
         except _NotServedError:
-            if self._ended.is_set():
+            if self._has_ended:
                 raise ClosedError from None
             raise
         finally:
@@ -577,9 +578,17 @@ class RemoteEngine:
             raise _NotServedError
         return itertools.chain([first], parts), end
 
+    def _pause(self, seconds: int) -> None:
+        """Wait before the next try; without an Event: Ctrl-C could leave its lock taken."""
+        end_s = time.monotonic() + seconds
+        while not self._has_ended and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+        if self._has_ended:
+            raise ClosedError
+
     def end_requests(self) -> None:
         """End the requests that wait for their turn in the server; refuse further ones."""
-        self._ended.set()
+        self._has_ended = True
         for end in [*self._waiting]:
             end()
 

@@ -65,10 +65,11 @@ class Helper(OfOneProcess):
     def _answer(self, seconds: float, task: bytes) -> tuple[bool, Any]:
         process = self._process = self._process or _started()
         assert process.stdin and process.stdout
-        is_over = threading.Event()
+        is_over = False
 
         def stop() -> None:
-            is_over.set()
+            nonlocal is_over
+            is_over = True
             _kill(process)
 
         timer = threading.Timer(seconds, stop)
@@ -81,7 +82,7 @@ class Helper(OfOneProcess):
             answer: tuple[bool, Any] = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             self._end()
-            what = f"more than {seconds:g} s" if is_over.is_set() else "too much memory"
+            what = f"more than {seconds:g} s" if is_over else "too much memory"
             raise HelperError(f"takes {what}") from None
         except BaseException:  # what comes next from this child is no answer to the next call
             self._end()

@@ -6,6 +6,7 @@ All places around calls of llama.cpp by hand: `python -m tests.closing.injected 
 import contextlib
 import copy
 import gc
+import re
 import signal
 import threading
 import weakref
@@ -267,3 +268,19 @@ def test_an_interrupt_anywhere_in_listen_leaves_the_turn_to_the_engine_or_to_nob
             assert llm.generate("ab", sampling).tokens == right, described(place)
             assert llm.engine.queue.first is None, described(place)
     assert (len(places) > 200, n_computed > 3) == (True, True)
+
+
+def test_no_lock_is_in_the_hands_of_python_code_where_an_interrupt_may_come():
+    """Ctrl-C inside of an Event or a Condition leaves its lock taken, and the next thread waits for ever.
+
+    Lock, RLock and SimpleQueue are written in C. The threads of a server take no signals.
+    """
+    kinds = re.compile(
+        r"threading\.(Event|Condition|\w*Semaphore|Barrier)\b|queue\.(Lifo|Priority)?Queue\b"
+    )
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if kinds.search(re.sub(r"asyncio\.\w+", "", path.read_text(encoding="utf-8")))
+    }
+    assert found == {"server/systemd.py", "server/worker.py"}
