@@ -16,7 +16,7 @@ from ..engine import Prompt
 from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
 from ..options import Sampling, Speculation, check_types, named, with_options
 from ..results import Chunk, Completion, Ended, OnProgress, Progress, ScoredOption, Stats
-from ..system.process import OfOneProcess, before_end_of_threads
+from ..system.process import Held, OfOneProcess, before_end_of_threads
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -636,7 +636,7 @@ class AsyncStream(OfOneProcess):
         await self.aclose()
 
 
-_opened: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
+_opened: Held[AsyncLLM] = Held()
 _program_ends = False
 
 
@@ -645,6 +645,6 @@ def _cancel_all() -> None:
     """Cancel all requests with the program, which waits for the threads."""
     global _program_ends  # noqa: PLW0603 -- a process has one end
     _program_ends = True
-    for llm in [*_opened]:
+    for llm in _opened:
         for one in [*llm._running]:
             one.cancel()

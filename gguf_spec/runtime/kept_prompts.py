@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import lcm
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +55,7 @@ from ..results import POLL_S
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 from ..system.piece_folder import Piece, PieceFolder, folder_and_limit
-from ..system.process import before_end_of_threads
+from ..system.process import Held, before_end_of_threads
 from ..vocabulary import common
 from .prefix_cache import LEAST_COPIED, RESERVE, Found, Kept, SavedState
 from .session_file import maker
@@ -554,11 +553,11 @@ def _can_copy(cache: CachedSequence) -> bool:
     return not (waits or (is_mapped and cache.file.is_rewritten()))
 
 
-_all: WeakSet[KeptPrompts] = WeakSet()
+_all: Held[KeptPrompts] = Held()
 
 
 def _flush_all() -> None:
-    for one in [*_all]:
+    for one in _all:
         one.flush()
 
 

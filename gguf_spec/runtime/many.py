@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakSet
 
 from ..engine import Answer, Prompt
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
 from ..results import Completion, Work, go_on
-from ..system.process import cancel_with_program
+from ..system.process import Held, cancel_with_program
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -200,7 +199,7 @@ def run_all(
         raise
 
 
-_running: WeakSet[_Jobs[Any, Any]] = WeakSet()
+_running: Held[_Jobs[Any, Any]] = Held()
 
 
 @cache

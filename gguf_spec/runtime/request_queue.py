@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
-from weakref import WeakSet, ref
+from weakref import ref
 
 from ..errors import BusyError, ClosedError, ForkedError
 from ..llama.samplers import dry_penalties
@@ -39,7 +39,7 @@ from ..results import POLL_S, Chunk, Ended, Listener, SlotState
 from ..sampling import native
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
-from ..system.process import OfOneProcess
+from ..system.process import Held, OfOneProcess
 from .generation import Generation, Request, check_request
 from .prefix_cache import Found, PrefixStore, prepare_slot, reads_prefix
 from .stream import Stream
@@ -654,11 +654,11 @@ def _serve(wakes: SimpleQueue[object], queue: ref[RequestQueue]) -> None:
         del alive
 
 
-_queues: WeakSet[RequestQueue] = WeakSet()
+_queues: Held[RequestQueue] = Held()
 
 
 @atexit.register
 def _stop_all() -> None:
     """End all requests with the program: Python must not end a thread inside of a greenlet."""
-    for queue in [*_queues]:
+    for queue in _queues:
         queue.stop()

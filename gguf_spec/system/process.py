@@ -12,12 +12,38 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
-from weakref import WeakSet
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from weakref import ref
 
-_alive: WeakSet[OfOneProcess] = WeakSet()
+T = TypeVar("T")
+
+
+class Held(Generic[T]):
+    """Objects that others hold; each is forgotten when nobody does.
+
+    A WeakSet forgets by Python code, and Python drops a Ctrl-C that arrives there.
+    """
+
+    def __init__(self) -> None:
+        self._refs: set[ref[T]] = set()
+
+    def add(self, one: T) -> None:
+        self._refs.add(ref(one, self._refs.discard))
+
+    def discard(self, one: T) -> None:
+        self._refs.discard(ref(one))
+
+    def clear(self) -> None:
+        self._refs.clear()
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over those of the time of the call."""
+        return iter([one for each in self._refs.copy() if (one := each()) is not None])
+
+
+_alive: Held[OfOneProcess] = Held()
 # What a child by fork must not free: its parent uses it, and its threads are not there.
 _kept: list[object] = []
 
@@ -42,7 +68,7 @@ class OfOneProcess:
 
 def _forked() -> None:
     """Give up the objects of the parent, in the child of a fork."""
-    for one in [*_alive]:
+    for one in _alive:
         with suppress(Exception):  # another thread was making it
             _kept.append(one._give_up())
     _alive.clear()
@@ -80,7 +106,7 @@ def cancel_with_program(running: Iterable[Cancellable]) -> None:
 
     Pools must be imported before, as for `before_end_of_threads`.
     """
-    before_end_of_threads(lambda: [one.cancel() for one in [*running]])
+    before_end_of_threads(lambda: [one.cancel() for one in running])
 
 
 def renewed(lock: Any) -> Any:

@@ -38,6 +38,7 @@ PROMPTS = [
     "The miller had three sons",
 ]
 MOST_MB_A_MINUTE = 1.0
+WARM_REQUESTS = 2000  # after which memory may be asked for
 MOST_MB_OF_LOADS = 20.0
 N_CTX = 256  # of requests that share passes
 WAYS = (Speculation(0), Speculation(), Speculation(4, adaptive=False), Speculation(drafter="ngram"))
@@ -330,15 +331,15 @@ def loads(model, n):
 
 
 def watched(threads, minutes, counts):
-    """Run the threads; return (minutes, MB) of the memory meanwhile."""
+    """Run the threads; return (minutes, MB, requests) of the time meanwhile."""
     for thread in threads:
         thread.start()
     samples, began = [], time.monotonic()
     while any(thread.is_alive() for thread in threads):
         time.sleep(min(5, 2 * minutes))
-        samples.append(((time.monotonic() - began) / 60, resident_mb()))
+        samples.append(((time.monotonic() - began) / 60, resident_mb(), sum(counts.values())))
         if len(samples) % 12 == 0:
-            minute, mb = samples[-1]
+            minute, mb, _ = samples[-1]
             what = f"{left()} files, threads  {dict(counts)}"
             print(f"{minute:5.1f} min  {mb:7.1f} MB  {what}", flush=True)
     return samples
@@ -346,8 +347,12 @@ def watched(threads, minutes, counts):
 
 def is_good(samples, minutes, counts, before, after):
     """Print the result; return whether all texts were right, memory was flat, and nothing was left."""
-    # llama.cpp's and Python's memory pools grow in steps during the first minute.
-    warm = [(minute, mb) for minute, mb in samples if minutes / 2 < minute < minutes]
+    # llama.cpp's and Python's memory pools grow in steps during the first requests.
+    warm = [
+        (minute, mb)
+        for minute, mb, n in samples
+        if minutes / 2 < minute < minutes and n >= WARM_REQUESTS
+    ]
     slope = np.polyfit(*zip(*warm, strict=True), 1)[0] if len(warm) > 2 else 0.0
     bad = ("WRONG", "wrong", "failed:")
     wrong = [name for name in counts if name.isupper() or name.startswith(bad)]
