@@ -25,6 +25,7 @@ T = TypeVar("T")
 # Pages of a list of tools; characters of a description, of a schema and of a fault.
 _PAGES, _DESCRIPTION, _SCHEMA, _FAULT = 50, 1000, 20_000, 300
 _LAST_BYTES = 2000  # of what a program writes to stderr
+_REST_S = 1.0  # to read the rest of that; programs that it has started may hold the pipe
 # Children have a limit of memory (system/helper.py), which is not for the program of the server.
 _UNLIMITED = 'ulimit -S -v unlimited 2>/dev/null; exec "$@"'
 _loop: list[asyncio.AbstractEventLoop] = []
@@ -76,7 +77,7 @@ class _Session:
     def __init__(self, server: ToolServer) -> None:
         self._server, self._leave = server, asyncio.Event()
         self._ready = asyncio.get_running_loop().create_future()
-        self._last = b""
+        self._last, self._reader = b"", threading.Thread()
         self.task = asyncio.create_task(self._hold())
 
     async def opened(self, seconds: float) -> None:
@@ -138,12 +139,15 @@ class _Session:
                 while data := pipe.read(1 << 16):
                     self._last = (self._last + data)[-_LAST_BYTES:]
 
-        threading.Thread(target=read, daemon=True).start()
+        self._reader = threading.Thread(target=read, daemon=True)
+        self._reader.start()
         with os.fdopen(writes, "w") as file:
             yield file
 
     def _said(self) -> str:
         """Return the last line that the program wrote to stderr, as a sentence."""
+        if self.task.done() and self._reader.ident:  # the pipe is closed: no more comes
+            self._reader.join(_REST_S)
         lines = self._last.decode("utf-8", "replace").strip().splitlines()
         return f" It wrote: {_plain(lines[-1])}" if lines else ""
 
@@ -258,11 +262,14 @@ async def _answer(work: Awaitable[T], seconds: float) -> T:
         await _end()
         raise _FaultError(f"it did not answer in {seconds:g} s. It was ended.") from None
     except Exception as error:
-        said = _open[0]._said() if _open else ""
-        is_answer = isinstance(error, MCPError) and not _is_over(error)
+        session, is_over = _open[0] if _open else None, _is_over(error)
+        is_answer = isinstance(error, MCPError) and not is_over
+        said = session._said() if session and not is_answer else ""
         if not is_answer:
             await _end()
-        raise _FaultError(f"{_told(error)}.{'' if is_answer else said}") from None
+        if session and is_over:  # now all that it wrote is read
+            said = session._said()
+        raise _FaultError(f"{_told(error)}.{said}") from None
 
 
 def _is_over(error: Any) -> bool:

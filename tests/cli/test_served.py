@@ -212,7 +212,7 @@ def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
         waits.append(seconds)
         monkeypatch.setattr(worker, "most", 8)
 
-    monkeypatch.setattr(llm.engine._ended, "wait", wait)
+    monkeypatch.setattr(llm.engine, "_pause", wait)
     assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
     assert waits and llm.engine.loaded is None
 

@@ -1,6 +1,8 @@
 """Tool servers (MCP): a good one by pipes and by HTTP, and those that die, hang, send junk or far too much."""
 
+import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,7 +11,7 @@ import psutil
 import pytest
 
 from gguf_spec.errors import GgufSpecError, NotInstalledError
-from gguf_spec.tool_servers import ToolServer, check, toolbox
+from gguf_spec.tool_servers import ToolServer, check, session, toolbox
 from gguf_spec.tool_servers.toolbox import Result, Toolbox
 from tests.support import children
 
@@ -156,6 +158,27 @@ class TestBad:
         assert result.is_error
         assert result.text == "The call failed: Connection closed. It wrote: the last words"
         assert box.call("add", '{"a": 1, "b": 1}').text == "2", "it is started again"
+
+    def test_its_last_words_are_read_to_the_end(self, monkeypatch):
+        """A thread reads them, which may come to it later than the end of the program."""
+
+        class Dying(session._Session):
+            async def _hold(self):
+                with self._listening() as file:
+                    file.write("the last words\n")
+
+        def late(number, mode, *given, real=os.fdopen):
+            if "r" in mode:
+                time.sleep(0.3)
+            return real(number, mode, *given)
+
+        async def main():
+            one = Dying(ToolServer("s", COMMAND))
+            await one.task
+            return one._said()
+
+        monkeypatch.setattr(session.os, "fdopen", late)
+        assert asyncio.run(main()) == " It wrote: the last words"
 
     def test_one_that_hangs_in_a_call(self):
         others = {one.pid for one in programs()}
