@@ -59,6 +59,7 @@ class AsyncLLM(OfOneProcess):
     """
 
     _error: type[ClosedError] = ClosedError
+    _program_ends = False  # of all
 
     def __init__(self, llm: LLM) -> None:
         """Use an LLM, which `aclose` closes."""
@@ -283,7 +284,7 @@ class AsyncLLM(OfOneProcess):
         is_cancelled = False
 
         def passed(progress: Progress) -> None:
-            if is_cancelled or _program_ends:
+            if is_cancelled or self._program_ends:
                 raise _CancelledError
             if on_pass:
                 on_pass(progress)
@@ -637,14 +638,12 @@ class AsyncStream(OfOneProcess):
 
 
 _opened: Held[AsyncLLM] = Held()
-_program_ends = False
 
 
 @before_end_of_threads
 def _cancel_all() -> None:
     """Cancel all requests with the program, which waits for the threads."""
-    global _program_ends  # noqa: PLW0603 -- a process has one end
-    _program_ends = True
+    AsyncLLM._program_ends = True
     for llm in _opened:
         for one in [*llm._running]:
             one.cancel()

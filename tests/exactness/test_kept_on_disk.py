@@ -507,9 +507,13 @@ def test_prompts_are_listed_and_removed(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("copies_pay")
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_many_requests_with_restarts(tmp_path, parallel):
-    """Requests of several texts, each as it is alone with an empty folder."""
+    """Requests of several texts, each as it is alone with an empty folder.
+
+    Neither the time of a copy nor a disk that is slower than the requests decides what is kept.
+    """
     rng, texts = random.Random(3), [START * 6, TURNS[0] * 5, TURNS[1] * 5]
     ways = [Speculation(0), Speculation(), Speculation(4, adaptive=False, drafter="model")]
     requests = [(texts[rng.randrange(3)] + rng.choice(TURNS), i) for i in range(24)]
@@ -525,8 +529,8 @@ def test_many_requests_with_restarts(tmp_path, parallel):
                 found, n = answer(llm, prompt, i, speculation=ways[i % 3])
                 assert found == wanted
                 n_cached += n if at else 0
-    # What is kept beside the requests depends on the speed of the disk; at the end all is written.
-    assert n_cached > 3 * 70
+                llm.engine.kept.disk.flush()
+    assert n_cached > 18 * 70
 
 
 def adapter(path, seed):
